@@ -90,13 +90,6 @@ def named_file(text: str) -> tuple[str, Path]:
     return name, Path(file)
 
 
-def scheduler(text: str) -> str:
-    """The address of a Dask scheduler, ``dask://HOST:PORT``."""
-    if not re.fullmatch(r"dask://[^\s/:]+:[0-9]{1,5}", text):
-        raise argparse.ArgumentTypeError(f"'{printable(text, 80)}' is not of the form dask://HOST:PORT")
-    return text
-
-
 def imported(name: str, place: str) -> Any:
     """What ``package.module:name``, the value of the option ``place``, names; an InputError if there is none."""
     module, _, attribute = name.partition(":")

@@ -63,22 +63,22 @@ class JournalLine(Generic[T]):
     torn: bool = False
 
 
-def journal_lines(file: BinaryIO, kind: RecordFormat[T]) -> Iterator[JournalLine[T]]:
-    """The lines of a file, from its start; a line beyond ``LONGEST`` bytes comes in several pieces."""
-    file.seek(0)
-    number, inside = 0, False
-    while data := file.readline(LONGEST):
-        number += not inside
-        whole = not inside and (data.endswith(b"\n") or len(data) < LONGEST)
-        inside = not data.endswith(b"\n")
-        if not whole:
-            yield JournalLine(number, data, None, f"it is longer than {LONGEST} bytes")
-            continue
-        try:
-            yield JournalLine(number, data, kind.record(data))
-        except ValueError as error:
-            torn = inside and (data.startswith(kind.start) or kind.start.startswith(data))
-            yield JournalLine(number, data, None, str(error)[:_SHOWN], torn)
+def journal_lines(path: Path, kind: RecordFormat[T]) -> Iterator[JournalLine[T]]:
+    """The lines of a file; one beyond ``LONGEST`` bytes comes in several pieces."""
+    with path.open("rb") as file:
+        number, inside = 0, False
+        while data := file.readline(LONGEST):
+            number += not inside
+            whole = not inside and (data.endswith(b"\n") or len(data) < LONGEST)
+            inside = not data.endswith(b"\n")
+            if not whole:
+                yield JournalLine(number, data, None, f"it is longer than {LONGEST} bytes")
+                continue
+            try:
+                yield JournalLine(number, data, kind.record(data))
+            except ValueError as error:
+                torn = inside and (data.startswith(kind.start) or kind.start.startswith(data))
+                yield JournalLine(number, data, None, str(error)[:_SHOWN], torn)
 
 
 class Journal(Generic[T]):
@@ -90,8 +90,8 @@ class Journal(Generic[T]):
     ``records.jsonl.bad-1`` or the next free number: ``set_aside`` has how many, and the file.
 
     While a journal is open, the operating system holds a lock on ``.lock`` in the folder, and no other process can open
-    a journal there. ``seen`` is told of every record that the file holds, with its place there in bytes (``at``),
-    perhaps twice. A folder that cannot be used, or that another process has locked, is an InputError.
+    a journal there. ``seen`` is told of every record that the file holds, with its place there in bytes (``at``). A
+    folder that cannot be used, or that another process has locked, is an InputError.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Journal(Generic[T]):
         self.folder = Path(folder)
         self.path = self.folder / _NAME
         self.set_aside: tuple[int, Path] | None = None
-        self._kind, self._seen = kind, seen
+        self._kind = kind
         self._file: BinaryIO | None = None
         # Where the operating system has no locks, filelock would fall back to the mere existence of a file, which
         # outlives its process.
@@ -118,7 +118,9 @@ class Journal(Generic[T]):
             self._lock.acquire()
             # A repair that was killed can have left a half-written file.
             replacement(self.path).unlink(missing_ok=True)
-            self._load(repair, remedy)
+            if is_plain_file(self.path) and repair:
+                self._move_bad_lines()
+            self._load(seen, remedy)
         except BaseException as error:
             self.close()
             if isinstance(error, Timeout):
@@ -148,54 +150,43 @@ class Journal(Generic[T]):
             raise unusable(self.folder, error) from None
         return size
 
-    def at(self, place: int) -> T:
-        """The record that begins at a byte of the file; raises an InputError if another program has changed it."""
+    def at(self, *places: int) -> Iterator[T]:
+        """The records that begin at bytes of the file; raises an InputError if another program has changed it."""
+        place = None
         try:
             with self.path.open("rb") as file:
-                file.seek(place)
-                return self._kind.record(file.readline(LONGEST))
+                for place in places:
+                    file.seek(place)
+                    yield self._kind.record(file.readline(LONGEST))
         except OSError as error:
             raise unusable(self.folder, error) from None
         except ValueError as error:
             raise InputError(f"not a record any more: {error}", path=self.path, place=f"byte {place}") from None
 
-    def _load(self, repair: bool, remedy: str) -> None:
-        is_plain_file(self.path)
+    def _load(self, seen: Callable[[int, T], None], remedy: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
         self._file = open(os.open(self.path, flags, 0o666), "rb+", buffering=0)  # noqa: SIM115 -- open as long as this
-        bad: list[int] = []
-        end, last = 0, None
-        with open(os.dup(self._file.fileno()), "rb") as file:
-            for last in journal_lines(file, self._kind):
-                if last.record is not None:
-                    self._seen(end, last.record)
-                elif repair:
-                    bad.append(last.number)
-                elif not last.torn:
-                    raise _refused(self.path, last, remedy)
-                end += len(last.data)
-            if bad:
-                self.set_aside = len(set(bad)), self._move(file)
-        if bad:
-            self._file.close()
-            self._load(False, "")
-        elif last is not None and last.record is None:
-            self._file.truncate(end - len(last.data))
-        elif last is not None and not last.data.endswith(b"\n"):
+        end, whole = 0, True
+        for line in journal_lines(self.path, self._kind):
+            if line.record is not None:
+                seen(end, line.record)
+                end, whole = end + len(line.data), line.data.endswith(b"\n")
+            elif not line.torn:
+                raise _refused(self.path, line, remedy)
+        self._file.truncate(end)
+        if not whole:
             self._file.write(b"\n")
 
-    def _move(self, file: BinaryIO) -> Path:
-        """Move the lines that are no records to a new file, and return its path; a kill at any moment loses no line."""
-        for number in count(1):
-            aside = self.path.with_name(f"{self.path.name}.bad-{number}")
-            try:
-                descriptor = os.open(aside, CREATE, 0o666)
-                break
-            except FileExistsError:
-                continue
+    def _move_bad_lines(self) -> None:
+        """Move the lines that are no records to a new file; a kill at any moment loses no line."""
+        bad = {line.number for line in journal_lines(self.path, self._kind) if line.record is None}
+        if not bad:
+            return
+        names = (self.path.with_name(f"{self.path.name}.bad-{number}") for number in count(1))
+        aside = next(path for path in names if not os.path.lexists(path))
 
         def kept() -> Iterator[bytes]:
-            for line in journal_lines(file, self._kind):
+            for line in journal_lines(self.path, self._kind):
                 if line.record is None:
                     moved.write(line.data)
                 else:
@@ -203,9 +194,9 @@ class Journal(Generic[T]):
             moved.flush()
             os.fsync(moved.fileno())
 
-        with open(descriptor, "wb") as moved:
+        with open(os.open(aside, CREATE, 0o666), "wb") as moved:
             write_whole(self.path, kept())
-        return aside
+        self.set_aside = len(bad), aside
 
 
 def read_journal(folder: Path | str, kind: RecordFormat[T]) -> list[T]:
@@ -218,12 +209,11 @@ def read_journal(folder: Path | str, kind: RecordFormat[T]) -> list[T]:
     try:
         if not is_plain_file(path):
             raise InputError("no such file", path=path)
-        with path.open("rb") as file:
-            for line in journal_lines(file, kind):
-                if line.record is not None:
-                    found.append(line.record)
-                elif not line.torn:
-                    raise _refused(path, line)
+        for line in journal_lines(path, kind):
+            if line.record is not None:
+                found.append(line.record)
+            elif not line.torn:
+                raise _refused(path, line)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", path=path) from None
     return found

@@ -1,24 +1,11 @@
 """Interface from Python: questions about models, about two models at once, and certified radii."""
 
-from verifiable_relu.api.changing import Change, verify_change
-from verifiable_relu.api.verifying import (
-    Around,
-    Radii,
-    Results,
-    certified_radius,
-    verify,
-    verify_properties,
-    verify_radii,
-)
-
-__all__ = [
-    "Around",
-    "Change",
-    "Radii",
-    "Results",
-    "certified_radius",
-    "verify",
-    "verify_change",
-    "verify_properties",
-    "verify_radii",
-]
+from verifiable_relu.api.changing import Change as Change
+from verifiable_relu.api.changing import verify_change as verify_change
+from verifiable_relu.api.verifying import Around as Around
+from verifiable_relu.api.verifying import Radii as Radii
+from verifiable_relu.api.verifying import Results as Results
+from verifiable_relu.api.verifying import certified_radius as certified_radius
+from verifiable_relu.api.verifying import verify as verify
+from verifiable_relu.api.verifying import verify_properties as verify_properties
+from verifiable_relu.api.verifying import verify_radii as verify_radii

@@ -6,7 +6,7 @@ Every function raises an ``InputError`` (a ``ValueError``) for what it cannot ta
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -93,15 +93,6 @@ def flag(value: object, what: str) -> bool:
     raise InputError(f"{what} is {value!r:.60}, neither True nor False")
 
 
-def number(value: object, what: str) -> float:
-    """Return a finite number as a float, rounded to the nearest."""
-    exact = exact_number(value, what)
-    try:
-        return float(exact)
-    except OverflowError:
-        raise InputError(f"{what} is too large") from None
-
-
 def family(joint: object) -> float | Sequence[float] | bool:
     """Return the argument ``joint``: λ, one number or one per layer; True for the model's own, False for no family."""
     if isinstance(joint, bool | np.bool_):
@@ -143,48 +134,35 @@ def masked(eps: object, mask: object, shape: tuple[int, ...]) -> object:
         raise InputError(f"a mask of shape {chosen.shape} and radii {radius.shape} for images of {shape}") from None
 
 
-@dataclass(frozen=True, eq=False)
-class Normalisation:
-    """(x − center)·scale: mean and 1/std, float64, of all or of each channel, and the relative error of both."""
+def normalised(then: Network, given: Any) -> Network:
+    """Return a network behind a normalisation of its input: a pair of mean and std, each taken exactly."""
+    try:
+        mean, std = given
+    except (TypeError, ValueError):
+        raise InputError(f"normalize is a pair of mean and std, not {given!r:.60}") from None
+    found = []
+    for each, name in ((mean, "mean"), (std, "std")):
+        numbers = array(each, name)
+        if numbers.dtype.kind not in "fiu" or numbers.ndim > 1 or not numbers.size:
+            raise InputError(f"{name}: one number, or one for each channel, is expected")
+        exact = np.array([exact_number(number, name) for number in numbers.flat], dtype=object)
+        found.append(Derived(exact.reshape(() if numbers.size == 1 else (-1, 1, 1))))
+    if not all(number > 0 for number in found[1].values.flat):
+        raise InputError(f"the std must be positive, got {std}")
+    # The mean and 1/std in float64, and the relative errors of both.
+    (center, off), (scale, other) = rounded(found[0]), rounded(reciprocal(found[1]))
+    shape, error = then.source.input_shape, max(off, other)
+    build = Builder(shape)
+    build.name = "normalisation"
+    last = build.scale(build.scale(Value(0, shape), shift=-center, shift_error=error), scale, error=error).op
+    moved = [replace(op, inputs=tuple(source + last for source in op.inputs)) for op in then.ops[1:]]
+    pairs = tuple(Pair(*(number + last for number in pair)) for pair in then.pairs)
 
-    center: Tensor
-    scale: Tensor
-    error: float
+    def run(x: Tensor) -> Tensor:
+        return torch.from_numpy(replay(then, ((x - center) * scale).float().numpy()))[None]
 
-    @classmethod
-    def from_pair(cls, given: Any) -> Normalisation:
-        """Take each number of a pair of mean and std exactly."""
-        try:
-            mean, std = given
-        except (TypeError, ValueError):
-            raise InputError(f"normalize is a pair of mean and std, not {given!r:.60}") from None
-        found = []
-        for each, name in ((mean, "mean"), (std, "std")):
-            numbers = array(each, name)
-            if numbers.dtype.kind not in "fiu" or numbers.ndim > 1 or not numbers.size:
-                raise InputError(f"{name}: one number, or one for each channel, is expected")
-            exact = np.array([exact_number(number, name) for number in numbers.flat], dtype=object)
-            found.append(Derived(exact.reshape(() if numbers.size == 1 else (-1, 1, 1))))
-        if not all(number > 0 for number in found[1].values.flat):
-            raise InputError(f"the std must be positive, got {std}")
-        (center, off), (scale, other) = rounded(found[0]), rounded(reciprocal(found[1]))
-        return cls(center, scale, max(off, other))
-
-    def before(self, then: Network) -> Network:
-        """Return a network behind this normalisation of its input."""
-        shape = then.source.input_shape
-        build = Builder(shape)
-        build.name = "normalisation"
-        centred = build.scale(Value(0, shape), shift=-self.center, shift_error=self.error)
-        last = build.scale(centred, self.scale, error=self.error).op
-        moved = [replace(op, inputs=tuple(source + last for source in op.inputs)) for op in then.ops[1:]]
-        pairs = tuple(Pair(*(number + last for number in pair)) for pair in then.pairs)
-
-        def run(x: Tensor) -> Tensor:
-            return torch.from_numpy(replay(then, ((x - self.center) * self.scale).float().numpy()))[None]
-
-        source = Source(shape, then.source.output_shape, run=run, repairs=then.source.repairs)
-        return Network((*build.ops, *moved), source, then.name, then.arithmetic, pairs)
+    source = Source(shape, then.source.output_shape, run=run, repairs=then.source.repairs)
+    return Network((*build.ops, *moved), source, then.name, then.arithmetic, pairs)
 
 
 def network(model: Model, shape: tuple[int, ...], normalize: Any = None, argument: str | None = None) -> Network:
@@ -194,7 +172,6 @@ def network(model: Model, shape: tuple[int, ...], normalize: Any = None, argumen
     normalisation of the input that is not part of the model, None for none; ``argument`` the name of the argument of a
     torch module that takes the input, None for the first one.
     """
-    first = None if normalize is None else Normalisation.from_pair(normalize)
     match model:
         case Network():
             read = model
@@ -207,4 +184,4 @@ def network(model: Model, shape: tuple[int, ...], normalize: Any = None, argumen
             read = read_onnx(model)
         case _:
             raise InputError(f"a model is a torch module, a Network or an ONNX file, not {type(model).__name__}")
-    return read if first is None else first.before(read)
+    return read if normalize is None else normalised(read, normalize)

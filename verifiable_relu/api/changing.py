@@ -104,10 +104,8 @@ def verify_change(
     for network in (one, other):
         if network.source.input_shape != shape:
             raise InputError(f"images of shape {shape}, but a network takes {network.source.input_shape}")
-    given: Any = arguments.radii(eps)
-    classes = np.zeros(len(pixels), np.int64)
-    names = [f"image {i}" for i in range(len(pixels))]
-    balls = linf_properties(pixels, classes, given, max(2, one.output_size), clip, names)  # type: ignore[arg-type]
+    names, given = [f"image {i}" for i in range(len(pixels))], arguments.radii(eps)
+    balls = linf_properties(pixels, [0] * len(pixels), given, 2, clip, names)  # type: ignore[arg-type]
     question = unsafe(one.output_size, beyond, arguments.flag(same_class, "same_class"))
     return compared(one, other, balls, question, chosen)
 

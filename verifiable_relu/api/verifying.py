@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -16,8 +18,8 @@ from torch import Tensor
 
 from verifiable_relu.api import arguments
 from verifiable_relu.api.arguments import Model
-from verifiable_relu.campaign import Case, Result, run
-from verifiable_relu.campaign.inputs import believe, chosen, time_limit
+from verifiable_relu.campaign import QUIET, Case, Result, run
+from verifiable_relu.campaign.inputs import believe, chosen
 from verifiable_relu.errors import InputError
 from verifiable_relu.execution.model import execution_model
 from verifiable_relu.execution.replay import replay
@@ -51,16 +53,6 @@ class Results(list[Result]):
             "undecided": counts[Verdict.UNKNOWN],
             "seconds": sum(result.seconds for result in self),
         }
-
-    def to_pandas(self) -> Any:
-        """Return a ``pandas.DataFrame`` with a row for each result; an InputError if pandas is not installed."""
-        try:
-            import pandas
-        except ImportError:
-            raise InputError("to_pandas needs the package pandas") from None
-        names = ("vnnlib", "answer", "reason", "method", "trust", "margin", "seconds", "unstable", "subproblems")
-        rows = [{name: getattr(result, name) for name in names} for result in self]
-        return pandas.DataFrame(rows, columns=list(names)).rename(columns={"vnnlib": "asked"})
 
     def __repr__(self) -> str:
         counts = dict(self.summary)
@@ -150,10 +142,7 @@ class VerifyOptions:
     progress: bool = False
 
     def read(self, model: Model, shape: tuple[int, ...], joint: bool = True) -> Network:
-        """Return the network of a model as it is meant: a family (with ``joint``), and in the arithmetic that runs it.
-
-        ``shape`` is that of an input sample; ``joint`` says whether the option of this name is about this model.
-        """
+        """Return the network of a model, as its arithmetic runs it, and as a family unless ``joint`` is False here."""
         network = arguments.network(model, shape, self.normalize, self.argument)
         return execution_model(network, self.arithmetic, arguments.family(self.joint) if joint else False)
 
@@ -165,26 +154,27 @@ class VerifyOptions:
         certificates: Certificates | None = None,
     ) -> Results:
         """Put named questions about a network to the method; with ``balls`` they are about L1 or L2 balls."""
-        if not isinstance(self.method, str):
-            raise InputError(f"a method is named by a string, not {self.method!r:.60}")
-        if not isinstance(self.device, str | torch.device):
-            raise InputError(f"a device is named by a string, not {self.device!r:.60}")
-        limit = time_limit(arguments.number(self.timeout, "the time limit"))
-        shown = arguments.flag(self.progress, "progress")
+        for name, known in (("method", str), ("device", (str, torch.device))):
+            if not isinstance(value := getattr(self, name), known):
+                raise InputError(f"a {name} is named by a string, not {value!r:.60}")
+        limit, shown = exact_number(self.timeout, "the time limit"), arguments.flag(self.progress, "progress")
+        if not 0 < limit <= sys.float_info.max:
+            raise InputError(f"a time limit is a positive number of seconds, not {self.timeout!r:.60}")
         asked, budget = chosen(self.method, str(self.device), self.memory)
         if balls:
             from verifiable_relu.search.balls import InBalls
 
             asked = InBalls(asked)
-        cases = [Case(network.name, name, tuple(queries), limit) for name, queries in questions]
+        cases = [Case(network.name, name, tuple(queries), float(limit)) for name, queries in questions]
         believe(network, [query.property for case in cases for query in case.queries])
-        if not shown:
-            return Results(run(cases, asked, budget=budget, certificates=certificates))
-        # Imported here, because the bar alone needs the library rich.
-        from verifiable_relu.campaign.console import Watcher
+        with ExitStack() as stack:
+            observer = QUIET
+            if shown:
+                # Imported here, because the bar alone needs the library rich.
+                from verifiable_relu.campaign.console import Watcher
 
-        with Watcher(len(cases)) as watcher:
-            return Results(run(cases, asked, observer=watcher, budget=budget, certificates=certificates))
+                observer = stack.enter_context(Watcher(len(cases)))
+            return Results(run(cases, asked, observer=observer, budget=budget, certificates=certificates))
 
 
 @neutral()
@@ -278,23 +268,18 @@ def verify(
 
 
 def _together(parts: Sequence[Network], properties: list[Property]) -> tuple[Network, list[Property]]:
-    """Return several networks as one, and properties that say of every one what they said of the first.
-
-    Raises an InputError if the shapes of the networks' inputs, or the numbers of their outputs, differ.
-    """
+    """Return several networks as one, and properties that say of every one what they said of the first."""
     first = parts[0]
     size, count = first.input_size, first.output_size
     for other in parts[1:]:
         if (other.source.input_shape, other.output_size) != (first.source.input_shape, count):
-            shape = list(other.source.input_shape)
-            raise InputError(
-                f"'{other.name}' takes inputs of shape {shape} and has {other.output_size} outputs: not alike"
-            )
+            said = f"takes inputs of shape {list(other.source.input_shape)} and has {other.output_size} outputs"
+            raise InputError(f"'{other.name}' {said}: not alike")
 
     def moved(polytope: Polytope, start: int) -> Polytope:
         return tuple(replace(row, coefficients=tuple((i + start, c) for i, c in row.coefficients)) for row in polytope)
 
-    starts = [count * number for number in range(len(parts))]
+    starts = range(0, count * len(parts), count)
     both = combine([NetworkPart(f"part {i}", part, range(size)) for i, part in enumerate(parts)], size, replay)
     return both, [
         replace(p, unsafe=tuple(moved(polytope, start) for start in starts for polytope in p.unsafe))
@@ -324,15 +309,11 @@ def verify_properties(
         InputError: (a ``ValueError``) for a bad model, property, number, method or limit.
     """
     chosen = VerifyOptions(method, timeout, **options)
-    try:
-        asked = [properties] if isinstance(properties, Property | SpecFile | Path | str) else list(properties)
-    except TypeError:
-        known = "a property, a VNN-LIB file or a list of them"
-        raise InputError(f"properties are {known}, not {properties!r:.40}") from None
+    asked: Any = properties if np.iterable(properties) and not isinstance(properties, str) else [properties]
     specs = [read_vnnlib(each) if isinstance(each, Path | str) else each for each in asked]
     for spec in specs:
         if not isinstance(spec, Property | SpecFile):
-            raise InputError(f"a property is a Property or a VNN-LIB file, not {type(spec).__name__}")
+            raise InputError(f"a property is a Property or a VNN-LIB file, not {spec!r:.40}")
     if not specs:
         raise InputError("there are no properties")
     # The shape of the input sample, which only torch modules need.
@@ -453,10 +434,7 @@ def certified_radius(
 def _asking(
     model: Model, images: Any, labels: Any, options: dict[str, Any]
 ) -> tuple[int, Callable[[list[int], Any], Results]]:
-    """Return the number of images, and ``verify`` for some of them and a radius, of a model that is read once.
-
-    Raises an InputError for bad images, labels or a model, or an option of ``verify`` that has no meaning here.
-    """
+    """Return the number of images, and ``verify`` for some of them and a radius, of a model that is read once."""
     if "eps" in options:
         raise InputError("several radii are asked about images; eps has no meaning with them")
     pixels, true = arguments.pixels(images), arguments.classes(labels)

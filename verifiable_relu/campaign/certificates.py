@@ -92,89 +92,69 @@ class Certificates:
     ) -> Kept:
         """Write and check the certificate of an instance whose verdict is sat or unsat.
 
-        The instance is named by its files, or the property by a name where it has none. ``recorder`` knows the proofs
-        of the queries by ``numbers``; what was not told is proved again in ``limit`` seconds. A certificate may be
-        impossible to make, check or keep: a verdict stands without.
+        The instance is named by its files, or the property by a name where it has none. A property of two networks is
+        about the outputs of the first one and, behind them, those of the other. ``recorder`` knows the proofs of the
+        queries by ``numbers``; what was not told is proved again in ``limit`` seconds. A certificate may be impossible
+        to make, check or keep: a verdict stands without.
         """
         sat = any(outcome.verdict is Verdict.SAT for outcome in outcomes)
+        other = self.files[1] if len(self.files) == 2 else ""
+        if other and (sat or len(queries) != 1):
+            return Kept(False, "of two networks, an unsat of one box alone has a certificate")
         try:
-            if len(self.files) == 2:
-                if sat or len(queries) != 1:
-                    return Kept(False, "of two networks, an unsat of one box alone has a certificate")
-                one, other = self._networks
-                files = self.files[0], self.files[1]
-                return self.keep_two(files, one, other, replace(queries[0].property, name=vnnlib), limit)
+            network = whole = queries[0].network
             if self.files:
-                onnx, vnnlib = self.files[0], str(self._written(vnnlib, queries))
-            # A name is for shells, tables and terminals, too, whatever the property's file is called.
-            path = self._path(Path(vnnlib).name.split(".vnnlib")[0], f"{onnx}\n{vnnlib}")
-            network, arithmetic = queries[0].network, queries[0].network.arithmetic
+                ends = Variable("X", (whole.input_size,)), Variable("Y", (whole.output_size,))
+                text = vnnlib_text(SpecFile(Path(vnnlib), "1.0", tuple(query.property for query in queries), *ends))
+                path = self._path(vnnlib, "\n".join((*self.files, text)))
+                spec = path.with_name(path.name.replace(".jsonl.gz", ".vnnlib"))
+                spec.write_text(text)
+                onnx, vnnlib, network = self.files[0], str(spec), self._networks[0]
+            else:
+                # A name is for shells, tables and terminals, too, whatever the property's file is called.
+                path = self._path(Path(vnnlib).name.split(".vnnlib")[0], f"{onnx}\n{vnnlib}")
+            arithmetic = network.arithmetic
 
             def write() -> None:
-                prop, joint = read_bytes(vnnlib, _LARGEST), [] if network.source.ports else _family(network)
-                data = read_bytes(onnx, _LARGEST) if joint else network.source.onnx
-                witness = next((o.witness for o in outcomes if o.verdict is Verdict.SAT and o.witness), None)
                 if network.source.ports:
                     raise UnsupportedError("the checker reads networks with one input and one output only")
+                joint = _family(network)
+                data = read_bytes(onnx, _LARGEST) if joint or other else network.source.onnx
+                witness = next((o.witness for o in outcomes if o.verdict is Verdict.SAT and o.witness), None)
                 if data is None:
                     raise UnsupportedError("the network is not that of its file")
                 if witness and arithmetic != "real":
                     raise UnsupportedError(f"a counterexample in {arithmetic} is an evaluation that was run")
+                subject = Subject(data, read_bytes(vnnlib, _LARGEST), joint, arithmetic)
                 if witness:
-                    write_sat(path, data, prop, witness)
-                else:
-                    subject = Subject(data, prop, joint, arithmetic)
-                    _write_unsat(path, subject, queries, recorder, numbers, limit)
+                    return write_sat(path, data, subject.prop, witness)
+                if other:
+                    subject = replace(subject, other=read_bytes(other, _LARGEST))
+                    return _write_two(path, self._networks, queries[0].property, subject, limit, said)
+                asked = [query.without_head for query in queries]
+                # A solver, or another library, may have decided it.
+                with suppress(NotToldError):
+                    if recorder is not None:
+                        return write_unsat(path, subject, asked, numbers, recorder)
+                write_unsat(path, subject, asked, range(len(asked)), proved(asked, limit))
 
             def said() -> str:
-                return check(path, on_disk(onnx), on_disk(vnnlib), arithmetic)
+                return check(path, on_disk(onnx), on_disk(vnnlib), arithmetic, on_disk(other) if other else None)
 
-            return self._kept(path, (onnx, vnnlib, ""), "sat" if sat else "unsat", write, said)
+            return self._kept(path, (onnx, vnnlib, other), "sat" if sat else "unsat", write, said)
         except Exception as error:
             known = isinstance(error, InputError | OSError)
             return Kept(False, str(error) if known else f"{type(error).__name__}: {error}")
-
-    def keep_two(self, files: tuple[str, str], one: Network, other: Network, prop: Property, limit: float) -> Kept:
-        """Write and check the certificate that two networks at the same input have no outputs in an unsafe set.
-
-        The property, which is written beside the certificate, is about the outputs of the first one and, behind them,
-        those of the other, which is that of its file. It is proved in ``limit`` seconds where bounds of differences do
-        not prove it.
-        """
-        ends = Variable("X", (one.input_size,)), Variable("Y", (one.output_size + other.output_size,))
-        text = vnnlib_text(SpecFile(Path(prop.name), "1.0", (prop,), *ends))
-        path = self._path(prop.name, "\n".join((*files, text)))
-        spec = path.with_name(path.name.replace(".jsonl.gz", ".vnnlib"))
-
-        def said() -> str:
-            return check(path, on_disk(files[0]), spec, one.arithmetic, on_disk(files[1]))
-
-        def write() -> None:
-            joint = _family(one)
-            spec.write_text(text)
-            data = [read_bytes(file, _LARGEST) for file in files]
-            subject = Subject(data[0], spec.read_bytes(), joint, one.arithmetic, data[1])
-            _write_two(path, (one, other), prop, subject, limit, said)
-
-        return self._kept(path, (files[0], str(spec), files[1]), "unsat", write, said)
 
     def _append(self, row: Sequence[str]) -> None:
         with self._table.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(row)
 
-    def _path(self, name: str, asked: str, ending: str = ".jsonl.gz") -> Path:
-        """The file of what is kept about a question, which a number tells from others of the same name."""
+    def _path(self, name: str, asked: str) -> Path:
+        """The file of the certificate of a question, which a number tells from others of the same name."""
         number = hashlib.sha256(asked.encode("utf-8", "surrogateescape")).hexdigest()[:8]
         plain = re.sub(r"[^\w.-]|^[.-]", "_", name[:80])
-        return self._folder / f"{plain}-{number}{ending}"
-
-    def _written(self, name: str, queries: Sequence[Query]) -> Path:
-        network = queries[0].network
-        ends = Variable("X", (network.input_size,)), Variable("Y", (network.output_size,))
-        text = vnnlib_text(SpecFile(Path(name), "1.0", tuple(query.property for query in queries), *ends))
-        spec = self._path(name, text, ".vnnlib")
-        spec.write_text(text)
-        return spec
+        return self._folder / f"{plain}-{number}.jsonl.gz"
 
     def _kept(
         self, path: Path, files: tuple[str, str, str], claim: str, write: Callable[[], None], said: Callable[[], str]
@@ -213,18 +193,6 @@ def _family(network: Network) -> list[Fraction]:
     return joint
 
 
-def _write_unsat(
-    path: Path, subject: Subject, queries: Sequence[Query], told: Recorder | None, numbers: Sequence[int], limit: float
-) -> None:
-    """Write the proof that a recorder knows, or one that is found again."""
-    asked = [query.without_head for query in queries]
-    # A solver, or another library, may have decided it.
-    with suppress(NotToldError):
-        if told is not None:
-            return write_unsat(path, subject, asked, numbers, told)
-    write_unsat(path, subject, asked, range(len(asked)), proved(asked, limit))
-
-
 @neutral()
 def proved(queries: Sequence[Query], limit: float, bounds_alone: bool = False) -> Recorder:
     """Return what was told of a new search for proofs; an UnsupportedError if there is none."""
@@ -239,7 +207,7 @@ def proved(queries: Sequence[Query], limit: float, bounds_alone: bool = False) -
 
 def _write_two(
     path: Path,
-    networks: tuple[Network, Network],
+    networks: Sequence[Network],
     prop: Property,
     subject: Subject,
     limit: float,
@@ -269,11 +237,11 @@ def _write_two(
                 raise
 
 
-def _pairs(networks: tuple[Network, Network], subject: Subject) -> list[tuple[int, int]]:
+def _pairs(networks: Sequence[Network], subject: Subject) -> list[tuple[int, int]]:
     """Return the activations of both files that are compared with each other, by number."""
     assert subject.other is not None
     ends = [np.zeros(networks[0].input_size), np.ones(networks[0].input_size)]
     alone = replace(subject, other=None)
     graphs = alone.graph(), replace(alone, network=subject.other, joint=()).graph()
     one, other = (Numbering(graph, network, *ends) for graph, network in zip(graphs, networks, strict=True))
-    return [(one[first].number, other[second].number) for second, first in matched(*networks).items()]
+    return [(one[first].number, other[second].number) for second, first in matched(networks[0], networks[1]).items()]

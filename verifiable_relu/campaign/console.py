@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import sys
-import time
 from collections import Counter
 from typing import TextIO
 
 from rich.console import Console
-from rich.control import Control
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,79 +18,18 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as ProgressBar
-from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
-from verifiable_relu.campaign.result import Result
-from verifiable_relu.campaign.runner import Observer
+from verifiable_relu.campaign.result import Observer, Result
 from verifiable_relu.command_line import write
 from verifiable_relu.errors import printable
 from verifiable_relu.files import csv_cell
-from verifiable_relu.search.budget import SearchProgress
 
 _COLOURS = {"sat": "red", "unsat": "green"}
 
 _SHOWN = 1000  # The most messages that are kept: so that none is shown twice, and for the end
 _RECENT = 300.0  # The seconds of the past by which the time that is left is estimated
-_REDRAWN = 0.2  # Seconds between two drawings of the line of one question
-
-_ERASE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
-
-
-class ProgressLine(Observer):
-    """An observer of one instance, which shows where the work on it stands in a line until it is left.
-
-    The line is drawn, on a terminal, when its clock is read, which work does all the time: a thread that drew it would
-    be at work while processes are copied.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._console, self._process = seconds, Console(stderr=True), os.getpid()
-        self._shown = self._console.is_terminal and not self._console.is_dumb_terminal
-        self._began = time.perf_counter()
-        self._due = 0.0
-        self._stage, self._done, self._total = "reading", 0, 1
-        self._told: dict[str, float] = {}
-
-    def __enter__(self) -> ProgressLine:
-        self.clock()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            self._console.control(_ERASE)
-
-    def stage(self, name: str, done: int, total: int) -> None:
-        if name != self._stage:
-            self._told = {"margin": self._told["margin"]} if "margin" in self._told else {}
-        self._stage, self._done, self._total = name, done, total
-
-    def report_progress(self, progress: SearchProgress) -> None:
-        """As ``TimeBudget.report_progress``."""
-        self._told |= progress
-
-    def clock(self) -> float:
-        """The present time in seconds, by ``time.perf_counter``."""
-        now = time.perf_counter()
-        # A copy of the process has the same terminal.
-        if self._shown and now >= self._due and os.getpid() == self._process:
-            self._due = now + _REDRAWN
-            self._console.control(_ERASE)
-            self._console.print(Text(self._text(now)), end="", no_wrap=True, overflow="ellipsis")
-        return now
-
-    def _text(self, now: float) -> str:
-        parts, told = [self._stage], self._told
-        if self._total > 1:
-            parts.append(f"{self._done} of {self._total} boxes")
-        elif "margin" in told:
-            parts.append(f"margin at least {told['margin']:.4g}")
-        if "sub-problems" in told:
-            parts.append(f"{told['sub-problems']:,.0f} sub-problems")
-        if "closed" in told:
-            parts.append(f"{told['closed']:.0%} closed")
-        return ", ".join([*parts, f"{max(0.0, self._seconds - now + self._began):.0f} s left"])
 
 
 class Watcher(Observer):

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import math
-import operator
 import pickle
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from verifiable_relu.campaign.result import Result
-from verifiable_relu.campaign.runner import Case, unasked
-from verifiable_relu.errors import InputError
+from verifiable_relu.campaign.runner import Case
+from verifiable_relu.errors import CallFailed, InputError, OutOfTime
 from verifiable_relu.files import read_text
 from verifiable_relu.ir.network import Network
 from verifiable_relu.readers import EVERYTHING, Chosen, compare_at, onnx_bytes, read_onnx
 from verifiable_relu.search.batch import Verifier
 from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.outcomes import Reason, Verdict
 from verifiable_relu.search.registry import limited, make
 from verifiable_relu.settings import neutral, require_device
 from verifiable_relu.spec import Property, SpecFile, find_network, limits, queries, read_vnnlib
@@ -33,6 +33,7 @@ from verifiable_relu.spec.specfile import DeclaredNetwork, stem
 _COMPARED_BOXES = 4  # Most boxes of a property at whose points a network is compared with its ONNX file
 _KEPT_NETWORKS = 64 << 20  # Most bytes of ONNX files whose networks are kept, but for the last one
 _KEPT_PROPERTIES = 1 << 20  # Most characters of property files that are kept; what they say takes 50 times as much
+READING = "reading"  # Method of an instance whose reading failed by a fault of the program rather than by a bad file
 _KEPT = 256  # The most networks, and the most property files, that are kept
 
 _Held = TypeVar("_Held")
@@ -46,23 +47,13 @@ def chosen(
     Bounds may hold ``memory`` bytes at once, approximately; None leaves the verifier's own limit. A method that cannot
     share its work uses one process. Raises an InputError for what is unknown, or what the verifier does not take.
     """
-    if memory is not None:
-        with suppress(TypeError):
-            # Whatever type of integer it came in, equal options look alike.
-            memory = int(operator.index(memory))
-        if not isinstance(memory, int) or memory <= 0:
-            raise InputError(f"a limit of memory is a positive whole number of bytes, not {memory!r}")
-    budget = limited(method, device, memory, processes)
+    if memory is not None and (not isinstance(memory, int | np.integer) or memory <= 0):
+        raise InputError(f"a limit of memory is a positive whole number of bytes, not {memory!r}")
+    # Whatever type of integer it came in, equal options look alike.
+    budget = limited(method, device, None if memory is None else int(memory), processes)
     made = make(method)
     require_device(device)
     return made, budget
-
-
-def time_limit(seconds: float) -> float:
-    """A time limit in seconds; raises an InputError if it is not positive and finite."""
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise InputError(f"a time limit is a positive number of seconds, not {seconds}")
-    return seconds
 
 
 @dataclass(frozen=True)
@@ -72,6 +63,33 @@ class InstanceFiles:
     vnnlib: Path
     onnx: Path | Networks | None
     timeout: float
+
+
+def unanswered(
+    entry: InstanceFiles, error: Exception, arithmetic: str, method: str = READING, verifier: str = ""
+) -> Result:
+    """The result of an instance that could not be read, or whose process has ended.
+
+    The error is an InputError for bad input, OutOfTime, which names the instance if its files were not read in time,
+    MemoryError, CallFailed, which says how the process ended, or a fault of the program.
+    """
+    reason, detail, seconds = Reason.ERROR, f"{type(error).__name__}: {error}", 0.0
+    match error:
+        case InputError():
+            method, detail = "", str(error)
+        case OutOfTime():
+            reason, detail, seconds = Reason.TIMEOUT, "the process did not end within the time limit", entry.timeout
+            if error.subject is not None:
+                method, detail = READING, "the files were not read within the time limit"
+        case MemoryError():
+            reason, detail = Reason.MEMORY, str(error) or "out of memory"
+        case CallFailed():
+            detail = str(error)
+    # Without the digest of the query, the record is no answer for later runs, which ask again.
+    return Result(
+        str(entry.onnx or ""), str(entry.vnnlib), Verdict.UNKNOWN, reason, method, seconds,
+        detail=detail, timeout=entry.timeout, arithmetic=arithmetic, verifier=verifier,
+    )  # fmt: skip
 
 
 class _Recent(Generic[_Held]):
@@ -103,14 +121,6 @@ class _Read:
     seconds: float
 
 
-@dataclass(frozen=True)
-class _InstanceProperty:
-    """A property file that was read, and the digests of the files of networks compared at points of its boxes."""
-
-    spec: SpecFile
-    compared: set[str] = field(default_factory=set)
-
-
 class Loader:
     """A reader of instances, which reads equal networks and properties once, as far as memory for them is bounded.
 
@@ -127,12 +137,16 @@ class Loader:
         self.networks, self.prepare, self.arithmetic = dict(networks or {}), prepare, arithmetic
         self.clock: Callable[[], float] = time.perf_counter
         self._networks = _Recent[_Read | InputError](_KEPT_NETWORKS)
-        self._properties = _Recent[_InstanceProperty](_KEPT_PROPERTIES)
+        self._properties = _Recent[tuple[SpecFile, set[str]]](_KEPT_PROPERTIES)
         self._digests: dict[Path, str] = {}
         try:
-            self._prepared: str | None = pickle.dumps(prepare).hex()
+            self._prepared: bytes | None = pickle.dumps(prepare)
         except Exception:  # pickle lets whatever an object raises through
             self._prepared = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # In another process, networks stay prepared from one task to the next.
+        return _kept_loader, (tuple(self.networks.items()), pickle.dumps(self.prepare), self.arithmetic)
 
     def files(self, entry: InstanceFiles) -> str:
         """A digest of the bytes of an instance's files and of what is done to them; empty where one cannot be read."""
@@ -152,7 +166,7 @@ class Loader:
             return ""
         names = [f"{name}=" for name, _ in onnx.files] if isinstance(onnx, Networks) else [""]
         said = " ".join(map("".join, zip(names, read, strict=True)))
-        return "files:" + _digest(f"{said} {text} {self._prepared}")
+        return "files:" + _digest(f"{said} {text} {self._prepared.hex()}")
 
     @neutral()
     def case(self, entry: InstanceFiles) -> Case:
@@ -162,15 +176,16 @@ class Loader:
             text = read_text(entry.vnnlib, limits.BYTES)
             # Equal texts in files of one name are parsed once.
             digest = _digest(text)
-            known = self._properties.get((digest, stem(entry.vnnlib))) or self._properties.put(
-                (digest, stem(entry.vnnlib)), _InstanceProperty(read_vnnlib(entry.vnnlib, text=text)), len(text)
+            named = digest, stem(entry.vnnlib)
+            spec, compared = self._properties.get(named) or self._properties.put(
+                named, (read_vnnlib(entry.vnnlib, text=text), set()), len(text)
             )
-            spec = known.spec if known.spec.path == entry.vnnlib else replace(known.spec, path=entry.vnnlib)
+            spec = spec if spec.path == entry.vnnlib else replace(spec, path=entry.vnnlib)
             onnx = entry.onnx if entry.onnx is not None else find_network(spec, None, self.networks)
             files = assigned(spec, onnx)
         before = self.clock()
         declared = (None,) if spec.joined is None else spec.joined.networks
-        wanted = [(path, self._chosen(path, named)) for path, named in zip(files, declared, strict=True)]
+        wanted = [(path, self._chosen(path, each)) for path, each in zip(files, declared, strict=True)]
         read = {each: self._network(*each) for each in wanted}
         networks = [read[each].network for each in wanted]
         after = self.clock()
@@ -178,10 +193,10 @@ class Loader:
             asked = tuple(queries(spec, *networks))
         digests = {path: each.digest for (path, _), each in read.items()}
         for index, (path, network) in enumerate(zip(files, networks, strict=True)):
-            if not (digests[path] and digests[path] in known.compared):
+            if not (digests[path] and digests[path] in compared):
                 places = None if spec.joined is None or spec.joined.alone else spec.joined.networks[index].places
                 believe(network, spec.properties, path, places)
-                known.compared.add(digests[path])
+                compared.add(digests[path])
         key = "" if entry.onnx is None else self._files(onnx, digests, digest)
         spent = before - start + sum(each.seconds for each in read.values()) + self.clock() - after
         return Case(str(onnx), str(entry.vnnlib), asked, entry.timeout, spec, key, spent)
@@ -193,7 +208,7 @@ class Loader:
         except Exception as error:
             if debug and not isinstance(error, InputError):
                 raise
-            return unasked(str(entry.onnx or ""), str(entry.vnnlib), entry.timeout, error, self.arithmetic)
+            return unanswered(entry, error, self.arithmetic)
 
     def _network(self, path: Path, chosen: Chosen = EVERYTHING) -> _Read:
         """Return the network of an ONNX file, read on the first call only; a later call raises the same InputError."""
@@ -237,6 +252,11 @@ class Loader:
             if sorted(names) == sorted(own) and names != own:
                 found = replace(found, **{role: tuple(names)})
         return found
+
+
+@lru_cache(maxsize=1)
+def _kept_loader(networks: tuple[tuple[str, Path], ...], prepare: bytes, arithmetic: str) -> Loader:
+    return Loader(dict(networks), pickle.loads(prepare), arithmetic)
 
 
 def believe(

@@ -4,29 +4,27 @@ The instances of a part are answered as one batch and share the work on a networ
 they are needed, and are forgotten when answered. Parts have one size for nearly all of a long list, and the last ones
 are single instances: at the end no process should wait long for another.
 
-The process that runs the campaign keeps the records. A part tells it of every answer as soon as there is one
-(``Answered``), and asks it what earlier runs have recorded (``Wanted``).
+The process that runs the campaign keeps the records. A part tells it of every answer as soon as there is one, and asks
+it for those of earlier runs: what the part's observer is told and asked goes there as messages. Where nobody listens to
+a part (``Executor.listens``), each is a single instance, whose answer the task returns.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import pickle
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from verifiable_relu.campaign.inputs import InstanceFiles, Loader
-from verifiable_relu.campaign.result import Key, Result, versions
-from verifiable_relu.campaign.runner import QUIET, Case, Observer, ResultKeeper, lost, run
-from verifiable_relu.campaign.store import Store
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader, unanswered
+from verifiable_relu.campaign.result import QUIET, Key, Observer, Result, versions
+from verifiable_relu.campaign.runner import Case, run
 from verifiable_relu.errors import InputError, OutOfTime
 from verifiable_relu.files import on_disk
 from verifiable_relu.search.batch import Verifier, described
@@ -42,6 +40,7 @@ _PART = 64  # The most instances of a part
 _PART_BYTES = 16 << 20  # The most bytes of the files of a part, as they lie on the disk, unless it is a single instance
 _DRAWN = 2 * _PART * _PARTS_PER_WORKER  # Instances drawn ahead of the answers, for each worker
 Numbered = tuple[int, InstanceFiles]  # An instance with its number in the campaign
+Answer = tuple[int, Result, bool]  # The arguments of ``Observer.result``
 
 
 @dataclass(frozen=True)
@@ -58,51 +57,20 @@ class Job:
     budget: TimeBudget = TimeBudget()  # noqa: RUF009 -- frozen
     debug: bool = False
 
-    @cached_property
-    def pickled(self) -> bytes:
-        return pickle.dumps(self)
-
-
-class Answered(NamedTuple):
-    """Message that an instance is answered, perhaps by an earlier run; with the text of a new counterexample."""
-
-    number: int
-    result: Result
-    recorded: bool
-    counterexample: str | None = None
-
-
-class Wanted(NamedTuple):
-    """Question for an earlier answer; the fields are the arguments of ``Store.find``."""
-
-    key: Key
-    timeout: float
-    checked: bool
-
-
-class StageReached(NamedTuple):
-    """Message that ``done`` of ``total`` queries of a part have been through a stage."""
-
-    name: str
-    done: int
-    total: int
-
 
 @dataclass(frozen=True)
 class InstancePart:
-    """Instances, with their numbers in the campaign, that are answered as one batch: a task.
-
-    In another process, the job's networks stay prepared from one part to the next. Where questions get no answers
-    (``Executor.answers``), earlier ones are ``known``, and answers are returned, too, since messages may be lost.
-    """
+    """Instances, with their numbers in the campaign, that are answered as one batch: a task."""
 
     job: Job
     entries: Sequence[Numbered]
-    known: Mapping[Key, Result] | None = None
 
-    def __call__(self, report: Report) -> list[Answered]:
-        """Answer the instances; messages go to the process that runs the campaign."""
-        job, messages = self.job, _Messages(self, report)
+    def __call__(self, report: Report) -> list[Answer]:
+        """Answer the instances; messages go to the process that runs the campaign. Returns what it does not take."""
+        job, observer = self.job, _Reporter([number for number, _ in self.entries], report)
+        job.loader.clock = job.budget.clock
+        if job.memory is not None:
+            limit_memory(job.memory)
         timed = job.budget.clock is time.perf_counter
         cases: list[Case | Result] = []
         for number, entry in self.entries:
@@ -119,78 +87,47 @@ class InstancePart:
             from verifiable_relu.campaign.certificates import Certificates
 
             certificates = Certificates(job.certificates)
-        run(cases, job.verifier, messages, messages, certificates, job.budget)
-        return messages.said
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _part, (self.job.pickled, self.entries, self.known)
+        run(cases, job.verifier, observer, certificates, job.budget)
+        return observer.unheard
 
 
-@lru_cache(maxsize=1)
-def _job(pickled: bytes) -> Job:
-    job: Job = pickle.loads(pickled)
-    job.loader.clock = job.budget.clock
-    if job.memory is not None:
-        limit_memory(job.memory)
-    return job
+class _Reporter(Observer):
+    """The observer of a part makes messages of what it is told and asked; answers that nobody takes are ``unheard``."""
 
-
-def _part(job: bytes, *rest: Any) -> InstancePart:
-    return InstancePart(_job(job), *rest)
-
-
-class _Messages(Observer):
-    """The keeper of a part's results and its observer: what it is told becomes messages, or is ``said`` at the end."""
-
-    def __init__(self, part: InstancePart, report: Report) -> None:
-        self.said: list[Answered] = []
-        self._part, self._report, self._reported = part, report, 0.0
+    def __init__(self, numbers: Sequence[int], report: Report) -> None:
+        self.unheard: list[Answer] = []
+        self._numbers, self._report, self._reported = numbers, report, 0.0
 
     def find(self, key: Key, timeout: float, checked: bool) -> Result | None:
-        found: Result | None
-        if self._part.known is None:
-            found = self._report(Wanted(key, timeout, checked))
-            return found
-        found = self._part.known.get(key)
-        return found if found is not None and found.answers(timeout, checked) else None
-
-    def keep(self, number: int, result: Result, counterexample: str | None, recorded: bool) -> None:
-        answered = Answered(self._part.entries[number][0], result, recorded, counterexample)
-        if self._part.known is not None:
-            self.said.append(answered)
-        self._report(answered)
-
-    def tabulate(self) -> None:
-        pass
+        found: Result | None = self._report(("find", key, timeout, checked))
+        return found
 
     def stage(self, name: str, done: int, total: int) -> None:
         if time.monotonic() - self._reported > _PROGRESS_EVERY_S:
             self._reported = time.monotonic()
-            self._report(StageReached(name, done, total))
+            self._report(("stage", name, done, total))
+
+    def result(self, number: int, result: Result, recorded: bool) -> None:
+        answer = self._numbers[number], result, recorded
+        if not self._report(("result", *answer)):
+            self.unheard.append(answer)
 
 
-def run_parallel(
-    entries: Iterable[InstanceFiles],
-    job: Job,
-    executor: Executor,
-    store: ResultKeeper | None = None,
-    observer: Observer = QUIET,
-) -> None:
-    """Answer all instances, and record each result as soon as it is known.
+def run_parallel(entries: Iterable[InstanceFiles], job: Job, executor: Executor, observer: Observer = QUIET) -> None:
+    """Answer all instances, and tell of each result as soon as it is known.
 
     A process that fails while it works on an instance, or uses too much memory or time, costs this instance alone: it
     is *unknown*, and the others go to a new process. Instances are drawn as they are needed, and numbered from 0; one
     that a record answers is not asked again. The observer is told from several threads, one at a time. Raises what
     ``run`` raises, or what ``entries`` raise, after the instances before are answered.
     """
-    queue = _Queue(enumerate(entries), job, executor, store, observer)
+    queue = _Queue(enumerate(entries), job, executor, observer)
     try:
         queue.draw()
         if queue.fault is None:
             run_tasks(executor, queue.next, queue.end, queue.hear)
     finally:
-        if store is not None:
-            store.tabulate()
+        observer.finish()
     if queue.fault is not None:
         raise queue.fault
 
@@ -198,35 +135,30 @@ def run_parallel(
 class _Queue:
     """The instances of one campaign; ``hear`` is for any thread, the other methods for one."""
 
-    def __init__(
-        self, source: Iterator[Numbered], job: Job, executor: Executor, store: ResultKeeper | None, observer: Observer
-    ) -> None:
+    def __init__(self, source: Iterator[Numbered], job: Job, executor: Executor, observer: Observer) -> None:
         self._source: Iterator[Numbered] | None = source
-        self._job, self._executor, self._store, self._observer = job, executor, store, observer
-        # The error with which the list of instances ended.
-        self.fault: InputError | None = None
+        self._job, self._executor, self._observer = job, executor, observer
+        self.fault: InputError | None = None  # The error with which the list of instances ended
         self._method = described(job.verifier, job.budget)
-        # The instances that are drawn and not answered; those of them that no part had yet, with those of one network
-        # together; and the parts that are next, before these.
-        self._open: dict[int, InstanceFiles] = {}
-        self._line: list[int] = []
-        self._waiting: list[list[int]] = []
+        self._open: dict[int, InstanceFiles] = {}  # The instances that are drawn and not answered
+        self._line: list[int] = []  # Those of them that no part had yet, with those of one network together
+        self._waiting: list[list[int]] = []  # The parts that are next, before these
         self._lock = threading.RLock()
+        self._most, self._ahead = (_PART if executor.listens else 1), _DRAWN * executor.size
 
     def draw(self) -> None:
         """Draw instances until enough are in line for some parts, or there are no more."""
-        most = _DRAWN * self._executor.size
-        while self._source is not None and len(self._line) < most // 2:
-            taken = 0
+        while self._source is not None and len(self._line) < self._ahead // 2:
+            drawn = list[Numbered]()
             try:
-                for number, entry in islice(self._source, most):
-                    taken += 1
+                for number, entry in islice(self._source, self._ahead):
+                    drawn.append((number, entry))
                     self._open[number] = entry
                     if not self._is_recorded(number, entry):
                         self._line.append(number)
             except InputError as error:
                 self.fault = error
-            if self.fault is not None or not taken:
+            if self.fault is not None or not drawn:
                 self._source = None
         # Networks keep their order in line, so that a network whose instances are being answered stays the next one.
         of = {number: str(self._open[number].onnx or self._open[number].vnnlib.parent) for number in self._line}
@@ -235,37 +167,35 @@ class _Queue:
 
     def _is_recorded(self, number: int, entry: InstanceFiles) -> bool:
         """Return True if a record answers an instance, by the bytes of its files, and tell of it."""
-        if self._store is None or (isinstance(self._store, Sized) and not len(self._store)):
+        if not self._observer.has_records:
             return False
-        files = self._job.loader.files(entry)
-        key = files, self._method, versions()["verifiable_relu"]
-        found = self.hear(Wanted(key, entry.timeout, self._job.certificates is not None)) if files else None
-        if found is not None:
-            self.hear(Answered(number, replace(found, onnx=str(entry.onnx), vnnlib=str(entry.vnnlib)), True))
-        return found is not None
+        known = self._job.loader.files(entry)
+        if not known and not self._executor.listens and isinstance(case := self._job.loader.read(entry), Case):
+            # No part can ask whether there is a record.
+            known = case.digest
+        wanted = (known, self._method, versions()["verifiable_relu"]), entry.timeout, self._job.certificates is not None
+        if not known or (found := self._observer.find(*wanted)) is None:
+            return False
+        self._answer(number, replace(found, onnx=str(entry.onnx or found.onnx), vnnlib=str(entry.vnnlib)), True)
+        return True
 
     def next(self) -> InstancePart | None:
         """The next part; None if none is left."""
         if self._waiting:
             return self._part(self._waiting.pop())
-        if len(self._line) < _DRAWN * self._executor.size // 2:
+        if len(self._line) < self._ahead // 2:
             self.draw()
-        size = min(_PART, math.ceil(len(self._line) / (_PARTS_PER_WORKER * self._executor.size)))
+        size = min(self._most, math.ceil(len(self._line) / (_PARTS_PER_WORKER * self._executor.size)))
         size = self._within(self._line[:size])
         numbers, self._line = self._line[:size], self._line[size:]
         return self._part(numbers) if numbers else None
 
     def _part(self, numbers: Sequence[int]) -> InstancePart:
-        entries = [(number, self._open[number]) for number in numbers]
-        if self._executor.answers:
-            return InstancePart(self._job, entries)
-        # Where files are named, records have been looked for by their bytes.
-        unnamed = any(entry.onnx is None for _, entry in entries)
-        known = self._store.known if unnamed and isinstance(self._store, Store) else {}
         # Workers may have another folder.
-        here = Path.cwd()
+        here = Path() if self._executor.listens else Path.cwd()
+        entries = [(number, self._open[number]) for number in numbers]
         entries = [(n, replace(e, vnnlib=here / e.vnnlib, onnx=e.onnx and here / e.onnx)) for n, e in entries]
-        return InstancePart(self._job, entries, known)
+        return InstancePart(self._job, entries)
 
     def _within(self, part: Sequence[int]) -> int:
         """The number of instances at the beginning of a part whose files are small enough together."""
@@ -279,33 +209,33 @@ class _Queue:
                 return max(1, count)
         return len(part)
 
-    def hear(self, message: object) -> Result | None:
-        """Take a message of a part; returns the answer to it."""
-        with self._lock:
-            if isinstance(message, StageReached):
-                self._observer.stage(message.name, message.done, message.total)
-            elif isinstance(message, Wanted):
-                return None if self._store is None else self._store.find(*message)
-            # An answer may come twice, the second time because the first could not be kept.
-            elif isinstance(message, Answered) and message.number in self._open:
-                entry, result = self._open[message.number], message.result
-                if result.vnnlib != str(entry.vnnlib):
-                    # A worker in another folder has other names than those that the user gave.
-                    here = f"{Path.cwd()}/"
-                    onnx = result.onnx.removeprefix(here).replace(f"'{here}", "'")
-                    result = replace(result, onnx=onnx, vnnlib=str(entry.vnnlib))
-                if self._store is not None:
-                    self._store.keep(message.number, result, message.counterexample, message.recorded)
-                self._observer.result(message.number, result, message.recorded)
-                del self._open[message.number]
+    def hear(self, message: Any) -> Any:
+        """Take a message of a part, a method of the observer and its arguments; returns what that returns."""
+        if isinstance(message, Deadline):
+            # In this process, nothing can be ended.
             return None
+        with self._lock:
+            kind, *about = message
+            return self._answer(*about) if kind == "result" else getattr(self._observer, kind)(*about)
 
-    def end(self, part: InstancePart, result: list[Answered] | Exception) -> None:
+    def _answer(self, number: int, result: Result, recorded: bool) -> bool:
+        # An answer may come twice, the second time because the first could not be kept.
+        if (entry := self._open.get(number)) is not None:
+            if result.vnnlib != str(entry.vnnlib):
+                # A worker in another folder has other names than those that the user gave.
+                here = f"{Path.cwd()}/"
+                onnx = result.onnx.removeprefix(here).replace(f"'{here}", "'")
+                result = replace(result, onnx=onnx, vnnlib=str(entry.vnnlib))
+            self._observer.result(number, result, recorded)
+            del self._open[number]
+        return True
+
+    def end(self, part: InstancePart, result: list[Answer] | Exception) -> None:
         """Take the end of a part. An instance that is not read within its time limit is known to be at fault."""
         with self._lock:
             if not isinstance(result, Exception):
-                for message in result:
-                    self.hear(message)
+                for answer in result:
+                    self._answer(*answer)
                 return
             left = [number for number, _ in part.entries if number in self._open]
             if isinstance(result, OutOfTime) and result.subject in left:
@@ -317,6 +247,5 @@ class _Queue:
                 # What is left is asked in halves: an instance that is alone is at fault.
                 self._waiting += [half for half in (left[len(left) // 2 :], left[: len(left) // 2]) if half]
                 return
-            entry, job = self._open[guilty], self._job
-            asked = str(entry.onnx or ""), str(entry.vnnlib), entry.timeout
-            self.hear(Answered(guilty, lost(asked, job.verifier, job.budget, result, job.loader.arithmetic), False))
+            of = self._job.loader.arithmetic, self._job.verifier.name, self._method
+            self._answer(guilty, unanswered(self._open[guilty], result, *of), False)

@@ -90,6 +90,7 @@ class Result:
         memory: the most bytes that the process which found the answer had had resident until then; None where unknown.
         certificate: the file of the verdict's certificate; empty where none was written.
         mended: how the network's file was read where the standard does not say it (``Source.repairs``).
+        assignment: the counterexample in the form of the property file; no part of the record.
     """
 
     onnx: str
@@ -121,6 +122,7 @@ class Result:
     memory: int | None = None
     certificate: str = ""
     mended: tuple[str, ...] = ()
+    assignment: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
         margin = "" if self.margin is None else f", margin {self.margin:.6g}"
@@ -171,7 +173,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values, with rationals and infinities as strings."""
-        record: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        record: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
         for name in ("margin", "timeout"):
             if record[name] is not None and not math.isfinite(record[name]):
                 record[name] = str(record[name])
@@ -207,9 +209,32 @@ class Result:
         return found
 
 
+class Observer:
+    """An object that a campaign tells of its progress and asks for earlier answers; this one does nothing."""
+
+    has_records = False  # Whether there can be earlier answers
+
+    def find(self, key: Key, timeout: float, checked: bool) -> Result | None:
+        """Return an earlier answer to an instance (``Result.answers``); None if there is none."""
+        return None
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        """``done`` of ``total`` queries have been through the stage ``name`` of the verifier."""
+
+    def result(self, number: int, result: Result, recorded: bool) -> None:
+        """The instance with this number is answered; ``recorded`` if the answer is of an earlier run."""
+
+    def finish(self) -> None:
+        """The campaign has ended, perhaps by an exception."""
+
+
+QUIET = Observer()
+
+
 @cache
 def _kinds() -> dict[str, Any]:
-    return get_type_hints(Result)
+    kinds = get_type_hints(Result)
+    return {f.name: kinds[f.name] for f in fields(Result) if f.compare}
 
 
 def _decoded(kind: Any, value: Any) -> Any:

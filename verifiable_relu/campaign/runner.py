@@ -9,11 +9,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from verifiable_relu.campaign.result import REFUSED, Key, Result, join, versions
+from verifiable_relu.campaign.result import QUIET, REFUSED, Observer, Result, join, versions
 from verifiable_relu.campaign.store import assignment
-from verifiable_relu.errors import InputError, OutOfTime
 from verifiable_relu.search.batch import Account, QueryBatch, Verifier, described
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
@@ -27,8 +26,6 @@ if TYPE_CHECKING:  # Certificates come with branch and bound, which other method
     from verifiable_relu.proof.recorder import Recorder
 
 HEADLESS = "the last layer keeps the order of the outputs, which the property only compares, and was left out"
-
-READING = "reading"  # Method of an instance whose reading failed by a fault of the program rather than by a bad file
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,81 +55,31 @@ class Case:
         return hashlib.sha256("".join(q.digest for q in self.queries).encode()).hexdigest()
 
 
-class Observer:
-    """An object that a campaign tells of its progress; this one does nothing."""
-
-    def stage(self, name: str, done: int, total: int) -> None:
-        """``done`` of ``total`` queries have been through the stage ``name`` of the verifier."""
-
-    def result(self, number: int, result: Result, recorded: bool) -> None:
-        """The instance with this number is answered; ``recorded`` if the answer is of an earlier run."""
-
-
-QUIET = Observer()
-
-
-class ResultKeeper(Protocol):
-    """The keeper of a campaign's results, such as a ``Store``."""
-
-    def find(self, key: Key, timeout: float, checked: bool) -> Result | None: ...
-    def keep(self, number: int, result: Result, counterexample: str | None, recorded: bool) -> None: ...
-    def tabulate(self) -> None: ...
-
-
-def unasked(onnx: str, vnnlib: str, timeout: float, error: Exception, arithmetic: str = "real") -> Result:
-    """The result of an instance that could not be read, for bad input (InputError) or a fault of the program."""
-    bad = isinstance(error, InputError)
-    method, detail = ("", str(error)) if bad else (READING, f"{type(error).__name__}: {error}")
-    asked = {"detail": detail, "timeout": timeout, "arithmetic": arithmetic}
-    return Result(onnx, vnnlib, Verdict.UNKNOWN, Reason.ERROR, method, 0.0, **asked)  # type: ignore[arg-type]
-
-
-def lost(
-    asked: tuple[str, str, float], verifier: Verifier, budget: TimeBudget, error: Exception, arithmetic: str
-) -> Result:
-    """The result of an instance, named as by ``unasked``, whose process was ended, or ended by itself.
-
-    The error is OutOfTime, which names the instance if its files were not read in time, MemoryError, or how it ended.
-    """
-    # Without the digest of the query, the record is no answer for later runs, which ask again.
-    found = replace(unasked(*asked, error, arithmetic), method=verifier.name, verifier=described(verifier, budget))
-    if isinstance(error, MemoryError):
-        return replace(found, reason=Reason.MEMORY, detail=str(error) or "out of memory")
-    if not isinstance(error, OutOfTime):
-        return replace(found, detail=str(error))
-    found = replace(found, reason=Reason.TIMEOUT, seconds=found.timeout)
-    if error.subject is not None:
-        return replace(found, method=READING, detail="the files were not read within the time limit")
-    return replace(found, detail="the process did not end within the time limit")
-
-
 @neutral()
 def run(
     cases: Sequence[Case | Result],
     verifier: Verifier,
-    store: ResultKeeper | None = None,
     observer: Observer = QUIET,
     certificates: Certificates | None = None,
     budget: TimeBudget = TimeBudget(),  # noqa: B008 -- frozen
 ) -> list[Result]:
     """Answer all instances in one batch, and record each result as soon as it is known; returns them in order.
 
-    A ``Result`` among the cases, such as one of ``unasked``, is only recorded, as this verifier's. An instance that a
-    record in the store answers is not asked again. Each has a time limit of its own, which counts by the budget's
-    clock. Certificates of every sat and unsat are checked at once, for which instances are not charged; a *sat* whose
+    A ``Result`` among the cases (``unanswered``) is only recorded, as this verifier's. An instance that
+    has an earlier answer is not asked again. Each has a time limit of its own, which counts by the budget's clock.
+    Certificates of every sat and unsat are checked at once, for which instances are not charged; a *sat* whose
     certificate the checker refuses is *unknown* (``Result.disputed``), an *unsat* stands with a note.
 
     Raises:
         KeyboardInterrupt: if the user interrupts, after all results known so far are recorded.
         InputError: if the store cannot be written.
     """
-    campaign = _Campaign(cases, verifier, budget, store, observer, certificates)
+    campaign = _Campaign(cases, verifier, budget, observer, certificates)
     try:
         campaign.settle()
         campaign.attempt(range(len(campaign.owner)))
     finally:
-        if store is not None:
-            store.tabulate()
+        observer.finish()
     return [campaign.known[number] for number in sorted(campaign.known)]
 
 
@@ -143,7 +90,6 @@ class _Campaign:
     cases: Sequence[Case | Result]
     verifier: Verifier
     budget: TimeBudget
-    store: ResultKeeper | None
     observer: Observer
     certificates: Certificates | None
     known: dict[int, Result] = field(default_factory=dict)
@@ -178,10 +124,8 @@ class _Campaign:
         self.batch = QueryBatch(queries, self.budget, accounts, self.observer.stage, observer=self.recorder)
 
     def earlier(self, case: Case) -> Result | None:
-        if self.store is None:
-            return None
         wanted = self.certificates is not None
-        found = self.store.find((case.digest, self.method, versions()["verifiable_relu"]), case.timeout, wanted)
+        found = self.observer.find((case.digest, self.method, versions()["verifiable_relu"]), case.timeout, wanted)
         # A certificate speaks of its own files, which an equal question in other files is not.
         elsewhere = found is not None and wanted and Path(found.vnnlib).resolve() != Path(case.vnnlib).resolve()
         return None if elsewhere else found
@@ -243,9 +187,11 @@ class _Campaign:
             found.trust, found.margin, found.witness, found.outputs, source.input_shape, found.detail, found.seconds,
             found.unstable, found.subproblems, network.digest, case.digest, self.method, case.timeout, files=case.files,
             arithmetic=network.arithmetic, processor_seconds=self.batch.processor(query),
-            memory=None if self.store is None else peak_memory() or None, certificate=certificate,
+            memory=peak_memory() or None, certificate=certificate,
             mended=source.repairs,
         )  # fmt: skip
+        if result.verdict is Verdict.SAT and case.spec is not None:
+            result = replace(result, assignment="\n".join(assignment(result, case.spec)))
         self.record(index, result)
 
     def certified(self, index: int, case: Case) -> tuple[Outcome, str]:
@@ -262,18 +208,10 @@ class _Campaign:
         if not kept.refused:
             return _noted(joined, f"no certificate: {kept.detail}"), kept.file
         detail = f'{REFUSED} of "{joined.verdict}" by {joined.method}: {kept.detail}'
-        unknown = {"verdict": Verdict.UNKNOWN, "reason": Reason.UNCONFIRMED, "trust": None, "margin": None}
-        return replace(joined, detail=detail, **unknown), kept.file  # type: ignore[arg-type]
+        return joined.withdrawn(Reason.UNCONFIRMED, detail), kept.file
 
     def record(self, index: int, result: Result, recorded: bool = False) -> None:
-        """Keep a result, with its counterexample in the form of its property file, and tell of it."""
         self.known[index] = result
-        case = self.cases[index]
-        if self.store is not None:
-            text = None
-            if result.verdict is Verdict.SAT and not recorded:
-                text = "\n".join(assignment(result, case.spec if isinstance(case, Case) else None)) + "\n"
-            self.store.keep(index, result, text, recorded)
         self.observer.result(index, result, recorded)
 
 

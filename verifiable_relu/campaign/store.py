@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import math
-import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from fractions import Fraction
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 
-from verifiable_relu.campaign.result import Key, Result
+from verifiable_relu.campaign.result import QUIET, Key, Observer, Result
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.files import csv_cell, replacement, write_whole
 from verifiable_relu.journal import Journal, RecordFormat, is_plain_file, read_journal, unusable
@@ -39,23 +39,25 @@ _HEAD = b"onnx,vnnlib,"  # The first bytes of every results.csv of this package
 _REMEDY = "; the option --repair moves such lines to another file"
 
 
-class Store(AbstractContextManager["Store"]):
+class Store(Observer, AbstractContextManager["Store"]):
     """A folder with ``records.jsonl``, a journal of results, and ``results.csv``, a table of the last run's results.
 
-    Each counterexample is a file of its own in the folder ``counterexamples``. Of its records, a store keeps the places
-    in the journal alone, and the table's rows in a temporary file. While a store is open, no other process can open one
-    in its folder (``Journal``, which also says what ``repair`` does). Records name the ``command`` that asked. A folder
-    that cannot be used, or with a file of one of these names that this package did not write, is an InputError.
+    Each counterexample is a file of its own in the folder ``counterexamples``. Of its records and of the table's rows,
+    a store keeps the places in the journal alone. While a store is open, no other process can open one in its folder
+    (``Journal``, which also says what ``repair`` does). Records name the ``command`` that asked. What a store is told,
+    it tells an ``observer`` then. A folder that cannot be used, or with a file of one of these names that this package
+    did not write, is an InputError.
     """
 
-    def __init__(self, folder: Path | str, repair: bool = False, command: str = "") -> None:
-        self.folder = Path(folder)
-        self.command = command
+    def __init__(self, folder: Path | str, repair: bool = False, command: str = "", observer: Observer = QUIET) -> None:
+        self.folder, self.command, self.observer = Path(folder), command, observer
         self._table = self.folder / "results.csv"
+        # Places in the journal: of answers by their keys, of records by what they name, of the table's rows by number.
         self._places: dict[bytes, int] = {}
-        # The time limits of those of the records that say nothing else.
-        self._limits: dict[bytes, float] = {}
-        self._named: set[bytes] = set()
+        self._named: dict[bytes, int] = {}
+        self._rows: dict[int, int] = {}
+        self._limits: dict[bytes, float] = {}  # The time limits of those of the answers that are no verdicts
+        self._stages: dict[str, None] = {}
         self._count = 0
         self._due = 0.0
         try:
@@ -66,24 +68,20 @@ class Store(AbstractContextManager["Store"]):
                     if file.read(len(_HEAD)) not in (_HEAD, b""):
                         said = "not a table of this program, which would be replaced by one"
                         raise InputError(said, path=self._table)
-        except OSError as error:
-            raise unusable(self.folder, error) from None
-        self._journal = Journal(self.folder, RESULTS, self._remember, repair, _REMEDY)
-        # In a temporary file, since a list may be long: by number, a row and its columns.
-        self._rows = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        self._rows.execute("create table rows (number integer primary key, row blob, stages integer)")
-        self._stages: dict[str, int] = {}
-        try:
+            self._journal = Journal(self.folder, RESULTS, self._remember, repair, _REMEDY)
             # A run that was killed can have left half-written files.
             for half in (replacement(self._table), *(self.folder / COUNTEREXAMPLES).glob(".*.new")):
                 half.unlink(missing_ok=True)
         except OSError as error:
-            self.close()
             raise unusable(self.folder, error) from None
         self.records, self.set_aside = self._journal.path, self._journal.set_aside
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def has_records(self) -> bool:  # type: ignore[override]
+        return self._count > 0
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -91,58 +89,49 @@ class Store(AbstractContextManager["Store"]):
     def close(self) -> None:
         """Close the journal and release the folder's lock; a second call does nothing."""
         self._journal.close()
-        self._rows.close()
 
     def find(self, key: Key, timeout: float, checked: bool = False) -> Result | None:
-        """Return the record that answers an instance (``Result.answers``); None if there is none."""
         place = self._places.get(_short(key))
-        found = None if place is None else self._journal.at(place)
+        found = None if place is None else next(self._journal.at(place))
         return found if found is not None and found.answers(timeout, checked) else None
 
-    @property
-    def known(self) -> Mapping[Key, Result]:
-        """The records that say most, by their keys; all are read from the journal."""
-        read = map(self._journal.at, set(self._places.values()))
-        return {key: result for result in read for key in result.keys}
+    def stage(self, name: str, done: int, total: int) -> None:
+        self.observer.stage(name, done, total)
 
-    def keep(self, number: int, result: Result, counterexample: str | None = None, recorded: bool = False) -> None:
+    def result(self, number: int, result: Result, recorded: bool) -> None:
         """Take the result of an instance, by its number in this run, into the table, and keep a record of it.
 
         One that is ``recorded`` is known from an earlier run, or from an equal question in other files: it is recorded
         under the names of these files, if it is not yet. The table is written soon.
         """
-        if not recorded:
-            self.append(result, counterexample)
-        elif _short(_names(result)) not in self._named:
-            self.append(result, "\n".join(assignment(result)) + "\n" if result.verdict is Verdict.SAT else None)
-        for stage in result.stages:
-            self._stages.setdefault(stage, len(self._stages))
-        row = _line(_row(result, self._stages)).encode(errors="surrogateescape")
-        self._rows.execute("insert or replace into rows values (?, ?, ?)", (number, row, len(self._stages)))
+        known = (self._places.get(_short(result.key)), self._named.get(_short(_names(result)))) if recorded else ()
+        records = ((each, next(self._journal.at(each))) for each in known if each is not None)
+        place = next((each for each, record in records if _said(record) == _said(result)), None)
+        self._rows[number] = self.append(result) if place is None else place
+        self._stages |= dict.fromkeys(result.stages)
         if time.perf_counter() > self._due:
-            self.tabulate()
+            self.finish()
+        self.observer.result(number, result, recorded)
 
-    def append(self, result: Result, counterexample: str | None = None) -> None:
-        """Write a counterexample's text to a file of its own, and a record to the end of the journal."""
-        if counterexample is not None:
-            self._write(self.folder / counterexample_file(result), [counterexample])
+    def append(self, result: Result) -> int:
+        """Write a counterexample to a file of its own, and a record to the journal; returns its place there."""
+        if result.verdict is Verdict.SAT:
+            text = result.assignment or "\n".join(assignment(result))
+            self._write(self.folder / counterexample_file(result), [text, "\n"])
         if self.command and not result.command:
             result = replace(result, command=self.command)
-        self._remember(self._journal.append(result), result)
+        place = self._journal.append(result)
+        self._remember(place, result)
+        return place
 
-    def tabulate(self) -> None:
+    def finish(self) -> None:
         """Replace ``results.csv`` by a table of the results of this run, in the order of their numbers."""
         start = time.perf_counter()
-        self._write(self._table, self._lines())
+        results = self._journal.at(*(place for _, place in sorted(self._rows.items())))
+        head = [*COLUMNS, *(f"{stage} seconds" for stage in self._stages)]
+        self._write(self._table, map(_line, chain([head], (_row(result, self._stages) for result in results))))
         # The rows of a long list take long to write: nearly all of the time is for the instances.
         self._due = time.perf_counter() + max(TABLE_EVERY, _PATIENCE * (time.perf_counter() - start))
-
-    def _lines(self) -> Iterator[str]:
-        yield _line([*COLUMNS, *(f"{stage} seconds" for stage in self._stages)])
-        for row, stages in self._rows.execute("select row, stages from rows order by number"):
-            # Columns for stages that came later.
-            later = "," * (len(self._stages) - stages) + "\r\n"
-            yield row.decode(errors="surrogateescape").removesuffix("\r\n") + later
 
     def _write(self, path: Path, parts: Iterable[str]) -> None:
         try:
@@ -155,7 +144,7 @@ class Store(AbstractContextManager["Store"]):
 
     def _remember(self, place: int, result: Result) -> None:
         if result.query:
-            self._named.add(_short(_names(result)))
+            self._named[_short(_names(result))] = place
         if not result.final:
             return
         self._count += _short(result.key) not in self._places
@@ -220,6 +209,10 @@ def tensors(
 
 def _names(result: Result) -> tuple[str, ...]:
     return result.verifier, result.onnx, result.vnnlib, result.arithmetic
+
+
+def _said(result: Result) -> tuple[object, ...]:
+    return *_names(result), result.query, result.verdict, result.reason, result.trust, result.timeout
 
 
 def _short(key: tuple[str, ...]) -> bytes:

@@ -25,7 +25,6 @@ from verifiable_relu.command_line import (
     guarded,
     named_file,
     own_stdout,
-    scheduler,
     seconds,
     write,
 )
@@ -69,7 +68,8 @@ def parser() -> Parser:
         bfloat16 or float16: sums in any order, with or without fused operations and subnormal numbers"""
     asked.add_argument("--arithmetic", default="real", metavar="NAME", help=text)
     how = made.add_argument_group("how it is answered")
-    how.add_argument("--method", default="auto", help=f"{', '.join(methods())} (default: auto)")
+    text = f"{', '.join(methods())} (default: auto)"
+    how.add_argument("--method", default="auto", choices=methods(), metavar="METHOD", help=text)
     text = f"the time limit for each instance (default: that of instances.csv, else {TIMEOUT:g})"
     how.add_argument("--timeout", type=seconds, metavar="SECONDS", help=text)
     how.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
@@ -85,7 +85,7 @@ def parser() -> Parser:
     many.add_argument("--worker-memory", type=_bytes, metavar="BYTES", help=text)
     text = """a running Dask scheduler, whose workers answer the instances; they need the same files under the same
         paths (needs the package distributed)"""
-    many.add_argument("--executor", type=scheduler, metavar="dask://HOST:PORT", help=text)
+    many.add_argument("--executor", metavar="dask://HOST:PORT", help=text)
     kept = made.add_argument_group("what is kept")
     text = """the folder for results.csv (this run), counterexamples, and records.jsonl (all runs, whose answers are not
         computed again, unless a longer time limit may decide more)"""
@@ -114,8 +114,6 @@ def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
     options.spec = options.spec or options.file
     if options.spec is None:
         made.error("--spec is needed")
-    if options.method not in methods():
-        made.error(f"--method: unknown method '{options.method}'; there are {', '.join(methods())}")
     if options.explain and options.method != "auto":
         made.error("--explain needs the method auto")
     if options.arithmetic != "real":
@@ -125,6 +123,8 @@ def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
         known = ", ".join(ARITHMETICS)
         if options.arithmetic not in ARITHMETICS:
             made.error(f"--arithmetic: unknown arithmetic '{options.arithmetic}'; there are real, {known}")
+    if options.executor and not re.fullmatch(r"dask://[^\s/:]+:[0-9]{1,5}", options.executor):
+        made.error(f"--executor: '{options.executor}' is not of the form dask://HOST:PORT")
     if options.repair and not options.out:
         made.error("--repair needs --out")
     if options.executor and (options.jobs is not None or options.worker_memory is not None):
@@ -214,20 +214,23 @@ def _command() -> ModuleType:
 def _answer_list(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     # Imported here, because one property does not need them before the copy is made.
     from verifiable_relu.spec import instances
-    from verifiable_relu.supervisor.workers import launch_workers
+    from verifiable_relu.supervisor.workers import DaskExecutor, Executor, LocalExecutor
 
     listed, count = instances(options.spec)
     # Processes would share one accelerator.
-    most = options.jobs or (cores() if options.device == "cpu" else 1)
-    jobs = 0 if options.executor is not None else min(most, count)
+    jobs = min(count, options.jobs or (cores() if options.device == "cpu" else 1))
     # In this process, exceptions can be raised, and objects given, that do not go from one process to another.
-    here = jobs == 1 and options.worker_memory is None and (options.debug or not alone)
-    started = launch_workers(0 if here else jobs, None if jobs == 1 else 1, "verifiable_relu.campaign.queue")
+    executor = Executor()
+    if options.executor is not None:
+        kept = "answers so far are kept, the same command resumes" if options.out else "answers so far are lost"
+        executor = DaskExecutor(options.executor, kept)
+    elif jobs > 1 or options.worker_memory is not None or (alone and not options.debug):
+        limits, threads = (options.worker_memory, options.memory), None if jobs == 1 else 1
+        executor = LocalExecutor(jobs, *limits, threads, "verifiable_relu.campaign.queue")
     try:
-        return int(_command().answer_list(options, out, listed, count, started))
+        return int(_command().answer_list(options, out, listed, count, executor))
     finally:
-        for worker in started:
-            worker.stop()
+        executor.stop()
 
 
 def _tell_lost(options: argparse.Namespace, out: TextIO, ended: Ended) -> int:

@@ -5,50 +5,97 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from verifiable_relu.campaign import QUIET, Case, Result, Store, run
-from verifiable_relu.campaign.inputs import InstanceFiles, Loader, chosen
+from verifiable_relu.campaign import QUIET, Case, Observer, Result, Store, run
+from verifiable_relu.campaign.inputs import InstanceFiles, Loader, chosen, unanswered
 from verifiable_relu.campaign.queue import GRACE_S, Job, run_parallel
-from verifiable_relu.campaign.runner import lost
 from verifiable_relu.campaign.store import assignment
 from verifiable_relu.certify import DISPUTED, TIMEOUT
 from verifiable_relu.command_line import complain, write
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.execution.model import as_executed, execution_model
 from verifiable_relu.readers import is_quantised
-from verifiable_relu.search.batch import Verifier, answers
+from verifiable_relu.search.batch import Verifier, answers, described
 from verifiable_relu.search.bounding import Crown
-from verifiable_relu.search.budget import TimeBudget
+from verifiable_relu.search.budget import SearchProgress, TimeBudget
 from verifiable_relu.search.outcomes import Verdict
 from verifiable_relu.search.portfolio import Auto
 from verifiable_relu.spec.find import Networks, onnx_files
 from verifiable_relu.spec.property import Query
 from verifiable_relu.supervisor.forks import SetLimits, default_shares, process_memory, resident
-from verifiable_relu.supervisor.workers import DaskExecutor, Executor, InlineExecutor, LocalExecutor, Worker
+from verifiable_relu.supervisor.workers import Executor
 
 if TYPE_CHECKING:
     from verifiable_relu.campaign.certificates import Certificates
-    from verifiable_relu.campaign.console import ProgressLine, Watcher
 
 SHARE_FLOAT32 = 0.05  # The part of the time so far that a proof about real numbers may take once more, about float32
+_say = partial(complain, "certify")
+_REDRAWN = 0.2  # Seconds between two drawings of the line of one question
+ERASE = "\r\x1b[2K"  # Erases the line on a terminal
 
 
-def _optional(module: str) -> Any:
-    """Import what few runs need: the checker (0.4 s of processor time), and rich, which draws on terminals."""
-    return import_module(f"verifiable_relu.campaign.{module}")
+class ProgressLine(Observer):
+    """An observer of one instance, which shows where the work on it stands in a line until it is left.
 
+    The line is drawn, on a terminal, when its clock is read, which work does all the time: a thread that drew it would
+    be at work while processes are copied.
+    """
 
-def _say(message: object) -> None:
-    complain("certify", message)
+    def __init__(self, seconds: float) -> None:
+        self._shown = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._seconds, self._process, self._began, self._due = seconds, os.getpid(), time.perf_counter(), 0.0
+        self._stage, self._done, self._total = "reading", 0, 1
+        self._told: dict[str, float] = {}
+
+    def __enter__(self) -> ProgressLine:
+        self.clock()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._draw("")
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        if name != self._stage:
+            self._told = {"margin": self._told["margin"]} if "margin" in self._told else {}
+        self._stage, self._done, self._total = name, done, total
+
+    def report_progress(self, progress: SearchProgress) -> None:
+        """As ``TimeBudget.report_progress``."""
+        self._told |= progress
+
+    def clock(self) -> float:
+        """The present time in seconds, by ``time.perf_counter``."""
+        now = time.perf_counter()
+        if now >= self._due:
+            self._due = now + _REDRAWN
+            self._draw(self._text(now)[: shutil.get_terminal_size().columns - 1])
+        return now
+
+    def _draw(self, text: str) -> None:
+        # A copy of the process has the same terminal.
+        if self._shown and os.getpid() == self._process:
+            print(f"{ERASE}{text}", end="", file=sys.stderr, flush=True)
+
+    def _text(self, now: float) -> str:
+        parts, told = [self._stage], self._told
+        if self._total > 1:
+            parts.append(f"{self._done} of {self._total} boxes")
+        elif "margin" in told:
+            parts.append(f"margin at least {told['margin']:.4g}")
+        if "sub-problems" in told:
+            parts.append(f"{told['sub-problems']:,.0f} sub-problems")
+        if "closed" in told:
+            parts.append(f"{told['closed']:.0%} closed")
+        return ", ".join([*parts, f"{max(0.0, self._seconds - now + self._began):.0f} s left"])
 
 
 def _loader(options: argparse.Namespace) -> Loader:
@@ -70,15 +117,19 @@ def _entry(
 def _chosen(options: argparse.Namespace, processes: int) -> tuple[Verifier, TimeBudget, Certificates | None]:
     """Return the method, its limits, and the folder of certificates; None where none are wanted."""
     method, budget = chosen(options.method, options.device, options.memory, processes)
-    wanted = options.certificates
-    return method, budget, None if wanted is None else _optional("certificates").Certificates(wanted)
+    if options.certificates is None:
+        return method, budget, None
+    # Imported here, because the checker takes 0.4 s of processor time.
+    from verifiable_relu.campaign.certificates import Certificates
+
+    return method, budget, Certificates(options.certificates)
 
 
-def _store(options: argparse.Namespace) -> AbstractContextManager[Store | None]:
-    """The store of the option ``--out``, to be closed; None without the option."""
+def _store(options: argparse.Namespace, observer: Observer = QUIET) -> AbstractContextManager[Observer]:
+    """The store of the option ``--out``, to be closed, which tells the observer; the observer without the option."""
     if options.out is None:
-        return nullcontext()
-    store = Store(options.out, options.repair, options.command)
+        return nullcontext(observer)
+    store = Store(options.out, options.repair, options.command, observer)
     if store.set_aside is not None:
         count, path = store.set_aside
         _say(f"{store.records}: {count} line{'s' * (count > 1)} moved to {path}")
@@ -88,8 +139,7 @@ def _store(options: argparse.Namespace) -> AbstractContextManager[Store | None]:
 def explain(options: argparse.Namespace, out: TextIO) -> int:
     """Say which methods of ``auto`` a property file goes to, in which order, why, and for how long; returns 0."""
     method, budget = chosen(options.method, options.device, options.memory)
-    case = _loader(options).case(_entry(options, options.spec))
-    write(list(explained(case, method, budget)), out)
+    write(list(explained(_loader(options).case(_entry(options, options.spec)), method, budget)), out)
     return 0
 
 
@@ -111,17 +161,15 @@ def answer_property(
     method, budget, certificates = _chosen(options, options.jobs or default_shares())
     memory = process_memory(options.worker_memory, options.memory, resident(os.getpid()))
     entry = _entry(options, options.spec)
-    terminal = not options.quiet and sys.stderr is not None and sys.stderr.isatty()
-    shown: AbstractContextManager[ProgressLine | None]
-    shown = _optional("console").ProgressLine(entry.timeout) if terminal else nullcontext()
-    with _store(options) as store, shown as line:
-        if line is not None:
+    shown: AbstractContextManager[Observer] = nullcontext(QUIET) if options.quiet else ProgressLine(entry.timeout)
+    with shown as line, _store(options, line) as observer:
+        if isinstance(line, ProgressLine):
             budget = replace(budget, clock=line.clock, report_progress=line.report_progress)
         set_limits(entry.timeout + GRACE_S, memory)
         case = _loader(options).case(entry)
         # Certificates come on top of the limit.
         set_limits(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE_S, memory)
-        (result,) = run([case], method, store, line or QUIET, certificates, budget)
+        (result,) = run([case], method, observer, certificates, budget)
         spent = time.perf_counter() - start
         single = not (options.quiet or options.joint is not None) and _in_float32(case, result, spent)
     set_limits(math.inf, math.inf)
@@ -139,13 +187,12 @@ def answer_property(
 
 
 def record_lost(options: argparse.Namespace, error: Exception) -> None:
-    """Record that the process that was to answer one property file has ended (``lost``)."""
+    """Record that the process that was to answer one property file has ended (``unanswered``)."""
     method, budget, _ = _chosen(options, options.jobs or default_shares())
-    asked = str(options.net or ""), str(options.spec), options.timeout or TIMEOUT
+    entry, of = _entry(options, options.spec), (options.arithmetic, method.name, described(method, budget))
     with _store(options) as store:
-        assert store is not None
-        store.keep(0, lost(asked, method, budget, error, options.arithmetic))
-        store.tabulate()
+        store.result(0, unanswered(entry, error, *of), False)
+        store.finish()
 
 
 def _in_float32(case: Case, result: Result, spent: float) -> bool:
@@ -198,22 +245,19 @@ def answer_list(
     out: TextIO,
     listed: Iterator[tuple[Path, Path | Networks | None, float | None]],
     count: int,
-    started: Sequence[Worker],
+    executor: Executor,
 ) -> int:
-    """Answer a folder or a table as one campaign, on ``out``; returns the exit status.
+    """Answer a folder or a table of ``count`` instances (``spec.instances``), on ``out``; returns the exit status."""
+    # Imported here, because it draws with rich, which one property does not need.
+    from verifiable_relu.campaign.console import Watcher
 
-    There are ``count`` instances (``spec.instances``); ``started`` are the processes that answer, none where this
-    process does, or a cluster.
-    """
-    watcher: Watcher = _optional("console").Watcher(count, options.quiet, out)
+    watcher = Watcher(count, options.quiet, out)
     try:
-        several = len(started) > 1 or options.executor is not None
+        several = executor.size > 1 or options.executor is not None
         method, budget, _ = _chosen(options, 1 if several else options.jobs or default_shares())
         job = Job(method, _loader(options), options.certificates, options.worker_memory, budget, options.debug)
-        with _store(options) as store, watcher, ExitStack() as stack:
-            executor = _executor(options, started, store)
-            stack.callback(executor.stop)
-            run_parallel((_entry(options, *instance) for instance in listed), job, executor, store, watcher)
+        with watcher, _store(options, watcher) as observer:
+            run_parallel((_entry(options, *instance) for instance in listed), job, executor, observer)
     except KeyboardInterrupt:
         kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
         _say(f"interrupted: {watcher.done} of {count} instances are answered and {kept}")
@@ -230,10 +274,3 @@ def answer_list(
     for vnnlib, name, detail in watcher.faults:
         _say(f"{vnnlib}: fault of {name}: {detail}")
     return DISPUTED if watcher.disputed else 2 if watcher.bad else 1 if watcher.faults else 0
-
-
-def _executor(options: argparse.Namespace, started: Sequence[Worker], store: Store | None) -> Executor:
-    if options.executor is not None:
-        kept = "answers so far are lost" if store is None else "answers so far are kept, the same command resumes"
-        return DaskExecutor(options.executor, kept)
-    return LocalExecutor(started, options.worker_memory, options.memory) if started else InlineExecutor()

@@ -13,9 +13,7 @@ import gc
 import math
 import os
 import pickle
-import select
 import signal
-import struct
 import sys
 import threading
 import time
@@ -45,7 +43,6 @@ _LATE_S = 1.0  # Seconds after the time limit in which copies may still return a
 _LONGEST_TRIAL_S = 120.0  # Seconds after which work is taken for hanging
 _MOST_SHARES = 8  # More processes share a query's work only where that is asked for: every one needs memory
 
-_LIMITS = struct.Struct("dd")
 _memory_limit: int | None = None
 
 
@@ -79,11 +76,11 @@ def default_memory() -> int:
 @cache
 def half_of_memory() -> int:
     """Return half of the memory of this machine, or of the container in which this process runs."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else []
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in CONTROL_GROUPS:
         with suppress(OSError, ValueError):
             limits.append(int(path.read_text()))
-    return min(limits, default=sys.maxsize) // 2
+    return min(limits) // 2
 
 
 def process_memory(process: int | None, bounds: int | None, start: int) -> int:
@@ -106,48 +103,33 @@ def run_limited(work: Callable[[SetLimits], int]) -> Ended:
 
     The call returns in both: the copy goes on to exit with the status of ``work``. It gets Ctrl-C from this process.
     """
-    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+    if sys.platform != "linux":
         return Ended(work(lambda seconds, memory: None))
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    reading, writing = os.pipe()
+    reading, writing = Pipe(duplex=False)
     pid = _fork()
     # Ctrl-C in a terminal is for the process that waits, which passes it on.
     with suppress(OSError):
         os.setpgid(pid, pid)
-    if pid:
-        os.close(writing)
-        return _supervise(pid, reading)
-    os.close(reading)
-
-    def set_limits(seconds: float, memory: float) -> None:
-        os.write(writing, _LIMITS.pack(time.monotonic() + seconds, memory))
-
-    return Ended(work(set_limits))
-
-
-def _supervise(pid: int, reading: int) -> Ended:
-    """Wait for the end of the copy, or kill it and its own processes, which are of its group."""
+    if not pid:
+        return Ended(work(lambda seconds, memory: writing.send((time.monotonic() + seconds, memory))))
+    writing.close()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda number, _: os.kill(pid, number))
     end = memory = math.inf
     limits_set = 0
-    process = os.pidfd_open(pid)
-    awaited = [process, reading]
     while True:
-        limited = math.isfinite(end) or math.isfinite(memory)
-        ready = select.select(awaited, (), (), MEMORY_CHECK_S if limited else None)[0]
-        if process in ready:
+        try:
+            # The other end is closed when the copy has ended, and its own copies.
+            while reading.poll(None if end == memory == math.inf else MEMORY_CHECK_S):
+                (end, memory), limits_set = reading.recv(), limits_set + 1
+        except EOFError:
             return Ended(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), limits_set)
-        if reading in ready:
-            message = os.read(reading, _LIMITS.size)
-            if message:
-                (end, memory), limits_set = _LIMITS.unpack(message), limits_set + 1
-                continue
-            awaited.remove(reading)
         out_of_memory = resident(pid) > memory
         if out_of_memory or time.monotonic() > end:
+            # Processes that the copy has started are of its group.
             os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             return Ended(None, limits_set, out_of_memory)

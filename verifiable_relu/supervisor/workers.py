@@ -22,9 +22,8 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
-from uuid import uuid4
 
 from verifiable_relu.errors import CallFailed, InputError, OutOfTime, missing
 from verifiable_relu.supervisor.forks import MEMORY_CHECK_S, default_memory, process_memory, resident, uninterrupted
@@ -73,7 +71,8 @@ class Worker:
 
     The ``function`` is ``module:name``; its arguments (``call``) and results must be picklable. The process, with
     further variables in its ``environment``, may take ``start_s`` seconds to start, when it imports ``library``, too.
-    One that still holds more than the part ``kept_memory`` of its memory after a call is ended.
+    One that still holds more than the part ``kept_memory`` of its memory after a call is ended. (Processes of
+    ``multiprocessing`` would import the user's program again, which may have no guard against that.)
     """
 
     def __init__(
@@ -93,8 +92,7 @@ class Worker:
         self._lock = threading.RLock()
         _WORKERS.add(self)
         atexit.register(self.stop)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._leave_to_parent)
+        os.register_at_fork(after_in_child=self._leave_to_parent)
 
     @property
     def pid(self) -> int | None:
@@ -118,9 +116,9 @@ class Worker:
             # Ctrl-C in a terminal is for all its processes, and is for the parent alone to handle: a process inherits
             # which signals are blocked.
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; "
+            code += f"serve({self._function!r}, {theirs.fileno()}, {self._library!r})"
             try:
-                code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; "
-                code += f"serve({self._function!r}, {theirs.fileno()}, {self._library!r})"
                 # What the library prints is for nobody: HiGHS 1.16 prints its name before it can be told not to.
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", code],
@@ -175,14 +173,15 @@ class Worker:
             self.start()
             try:
                 self.end_after(seconds)
-                self._send((argument, converse is not None))
-                kind, value = self._receive(memory)
-                while kind == "question" and converse is not None:
-                    answer = converse(value)
+                message: object = argument, converse is not None
+                while True:
+                    self._send(message)
+                    kind, value = self._receive(memory)
+                    if kind != "question" or converse is None:
+                        break
+                    message = converse(value)
                     if time.perf_counter() >= self._end:
                         raise OutOfTime
-                    self._send(answer)
-                    kind, value = self._receive(memory)
             except BaseException:
                 self.stop()
                 raise
@@ -322,18 +321,24 @@ class Deadline:
 
 
 class Executor:
-    """Performs tasks, ``size`` at once; ``answers`` says whether messages of tasks are answered."""
+    """Performs one task after another in this process; other executors perform ``size`` at once elsewhere.
+
+    ``listens`` says whether messages of tasks are taken and answered.
+    """
 
     size: int = 1
-    answers: bool = True
+    listens: bool = True
 
     def submit(self, task: Task, report: Report) -> Future[Any]:
         """Begin a task, whose messages go to ``report``, from any thread, the same message possibly twice.
 
         The future raises ``MemoryError`` if the task uses more memory than it may, ``OutOfTime`` if the deadline passes
-        that it has named last, and ``CallFailed`` if it raises an exception or its process ends.
+        that it has named last, and ``CallFailed`` if it raises an exception or its process ends. In this process, what
+        the task raises is raised, and no time limit ends what it does in a library.
         """
-        raise NotImplementedError
+        future: Future[Any] = Future()
+        future.set_result(task(report))
+        return future
 
     def check(self) -> None:
         """Raise an InputError if no further task can be performed."""
@@ -373,28 +378,28 @@ def run_tasks(
         raise
 
 
-class InlineExecutor(Executor):
-    """Performs one task after another in this process, where no time limit can end what it does in a library."""
-
-    def submit(self, task: Task, report: Report) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(task(report))
-        return future
-
-
 class LocalExecutor(Executor):
-    """Performs tasks in processes of this machine, within the user's limits of a process (``process_memory``).
+    """Performs tasks in ``size`` processes of this machine, within the user's limits of a process (``process_memory``).
 
-    They keep data and networks from one task to the next.
+    They keep data and networks from one task to the next. Each is started at once, with a number of ``threads``, None
+    for torch's choice, and imports the module ``library`` that its tasks need.
     """
 
-    def __init__(self, workers: Sequence[Worker], memory: int | None = None, bounds: int | None = None) -> None:
-        self.size = len(workers)
-        self._memory, self._bounds = memory, bounds
-        self._workers, self._idle = workers, deque(workers)
-        self._at_start: dict[Worker, int] = {}
-        self._threads = ThreadPoolExecutor(self.size, "task")
-        self._stopped = False
+    def __init__(
+        self,
+        size: int,
+        memory: int | None = None,
+        bounds: int | None = None,
+        threads: int | None = 1,
+        library: str = "",
+    ) -> None:
+        self.size, self._memory, self._bounds = size, memory, bounds
+        environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        self._workers = [Worker("operator:call", environment, 1.0, library, _JOB_START_S) for _ in range(size)]
+        for worker in self._workers:
+            worker.launch()
+        self._idle, self._at_start = deque(self._workers), dict[Worker, int]()
+        self._threads, self._stopped = ThreadPoolExecutor(size, "task"), False
 
     def submit(self, task: Task, report: Report) -> Future[Any]:
         return self._threads.submit(self._perform, task, report)
@@ -405,11 +410,11 @@ class LocalExecutor(Executor):
 
         def hear(message: Any) -> Any:
             nonlocal subject
-            if isinstance(message, Deadline):
-                worker.end_after(message.seconds)
-                subject = message.subject
-                return None
-            return report(message)
+            if not isinstance(message, Deadline):
+                return report(message)
+            worker.end_after(message.seconds)
+            subject = message.subject
+            return None
 
         try:
             worker.start()
@@ -435,23 +440,14 @@ class LocalExecutor(Executor):
                 worker.stop()
 
 
-def launch_workers(jobs: int, threads: int | None = 1, library: str = "") -> list[Worker]:
-    """Start processes with a number of threads, None for torch's choice, and the module that their tasks need."""
-    environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    workers = [Worker("operator:call", environment, 1.0, library, _JOB_START_S) for _ in range(jobs)]
-    for worker in workers:
-        worker.launch()
-    return workers
-
-
 class DaskExecutor(Executor):
     """Performs tasks in the workers of a Dask cluster, as many at once as there are workers.
 
     The scheduler at ``dask://HOST:PORT`` has to answer within ``patience_s``; without it, workers or Dask, there is an
-    InputError. ``advice`` is what the user is told where the cluster is lost.
+    InputError. ``advice`` is what the user is told where the cluster is lost. Messages of tasks are dropped.
     """
 
-    answers = False
+    listens = False
 
     def __init__(self, address: str, advice: str = "the same command resumes", patience_s: float = 10.0) -> None:
         try:
@@ -469,45 +465,30 @@ class DaskExecutor(Executor):
             self._client.close()
             raise InputError(f"the Dask scheduler at {address} has no workers", place="--executor")
         self._address, self._advice = address, advice
-        self._reports: dict[str, Report] = {}
-        self._remote: dict[str, Any] = {}
-        self._lost: list[tuple[str, Task, Future[Any]]] = []
+        self._remote: dict[Future[Any], Any] = {}  # What nobody holds any more, the cluster forgets
+        self._lost: list[tuple[Task, Future[Any]]] = []
         self._seen = time.monotonic()
-        self._topic = f"verifiable-relu-{uuid4()}"
-        self._client.subscribe_topic(self._topic, self._hear)
 
     def submit(self, task: Task, report: Report) -> Future[Any]:
-        name, result = f"task-{uuid4()}", Future[Any]()
-        self._reports[name] = report
-        self._submit(name, task, result)
+        return self._begin(task, Future())
+
+    def _begin(self, task: Task, result: Future[Any]) -> Future[Any]:
+        self._remote[result] = remote = self._client.submit(_perform_remotely, task, pure=False)
+        remote.add_done_callback(lambda remote: self._end(remote, task, result))
         return result
 
-    def _submit(self, name: str, task: Task, result: Future[Any]) -> None:
-        self._remote[name] = self._client.submit(_perform_remotely, name, task, self._topic, pure=False)
-        self._remote[name].add_done_callback(lambda remote: self._end(remote, name, task, result))
-
-    def _end(self, remote: Any, name: str, task: Task, result: Future[Any]) -> None:
+    def _end(self, remote: Any, task: Task, result: Future[Any]) -> None:
         """Take the end of a task; one that the scheduler has lost, which is not its fault, is begun again."""
-        # What nobody holds any more, the cluster forgets.
-        self._remote.pop(name, None)
+        self._remote.pop(result, None)
         try:
-            found = remote.result(timeout=_CALL_S)
+            result.set_result(remote.result(timeout=_CALL_S))
         except CancelledError:
-            self._lost.append((name, task, result))
-            return
+            self._lost.append((task, result))
         except (MemoryError, CallFailed) as error:
             result.set_exception(error)
         except BaseException as error:
             # Dask raises what the task raised, and errors of its own if a worker has ended.
             result.set_exception(CallFailed(f"{type(error).__name__}: {error}"))
-        else:
-            result.set_result(found)
-        del self._reports[name]
-
-    def _hear(self, event: Any) -> None:
-        name, message = pickle.loads(zlib.decompress(event[1]))
-        if name in self._reports:
-            self._reports[name](message)
 
     def check(self) -> None:
         """As ``Executor.check``: the scheduler answers and has workers, or did so ``PATIENCE_S`` seconds ago."""
@@ -518,7 +499,7 @@ class DaskExecutor(Executor):
             if self._client.sync(scheduler.ncores, callback_timeout=_CALL_S):
                 self._seen = time.monotonic()
                 while self._lost:
-                    self._submit(*self._lost.pop())
+                    self._begin(*self._lost.pop())
                 return
             said = "has no workers any more"
         if time.monotonic() > self._seen + PATIENCE_S:
@@ -531,21 +512,10 @@ class DaskExecutor(Executor):
         self._client.close(timeout=1)
 
 
-def _perform_remotely(name: str, task: Task, topic: str) -> Any:
-    """Perform a task in a worker of a cluster, with one thread; its messages carry the task's name to a topic."""
+def _perform_remotely(task: Task) -> Any:
+    """Perform a task in a worker of a cluster, with one thread."""
     import torch
-    from distributed import get_worker
-
-    worker = get_worker()
-
-    def report(message: Any) -> None:
-        if not isinstance(message, Deadline):
-            worker.log_event(topic, zlib.compress(pickle.dumps((name, message)), 1))
 
     with _BUSY:
         torch.set_num_threads(1)
-        try:
-            return task(report)
-        except InputError as error:
-            # Of the cluster itself, such an error would end all work.
-            raise CallFailed(f"{type(error).__name__}: {error}") from None
+        return task(lambda message: None)
