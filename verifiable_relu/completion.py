@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from shlex import quote
 
 from verifiable_relu.__main__ import COMMANDS, NAME
 from verifiable_relu.command_line import Parser, guarded
@@ -42,9 +41,6 @@ def _print(shell: str) -> int:
     for action in (action for made in parsers.values() for action in made._actions):
         # Options whose values are names have these.
         action.choices = action.choices or named.get(action.dest)
-    if shell == "fish":
-        print("\n".join(_fish(parsers)))
-        return 0
     try:
         import shtab
     except ModuleNotFoundError:
@@ -59,22 +55,3 @@ def _print(shell: str) -> int:
         commands.add_parser(command.name, help=command.about, parents=[parsers[command.name]], add_help=False)
     print(shtab.complete(whole, shell))
     return 0
-
-
-def _fish(parsers: dict[str, argparse.ArgumentParser]) -> Iterator[str]:
-    """The script for fish, of which shtab knows nothing."""
-    begin = f"complete -c {NAME}"
-    for command in COMMANDS:
-        yield f"{begin} -f -n __fish_use_subcommand -a {command.name} -d {quote(command.about)}"
-    for name, parser in parsers.items():
-        for action in parser._actions:
-            words = [f"{begin} -n '__fish_seen_subcommand_from {name}'"]
-            words += [f"-{'l' if o.startswith('--') else 's'} {o.lstrip('-')}" for o in action.option_strings]
-            if action.choices is not None:
-                words.append(f"-x -a {quote(' '.join(map(str, action.choices)))}")
-            elif action.option_strings and action.nargs != 0:
-                words.append("-r")
-            if action.help and action.option_strings:
-                words.append(f"-d {quote(action.help.replace('%%', '%')[:60])}")
-            if action.option_strings or action.choices is not None:
-                yield " ".join(words)

@@ -24,9 +24,8 @@ from verifiable_relu.readers import write_onnx
 from verifiable_relu.report.__main__ import main as report
 from verifiable_relu.report.figures import certified
 from verifiable_relu.report.summary import (
+    AnswerGroup,
     CampaignSummary,
-    ExpectedVerdicts,
-    RadiusCounts,
     image,
     read_campaigns,
     read_expected,
@@ -77,7 +76,7 @@ def rows(out: Path) -> list[dict[str, str]]:
 
 
 def summary(*folders: Path, expected: Path | None = None) -> CampaignSummary:
-    return CampaignSummary(read_campaigns(folders), read_expected(expected) if expected else ExpectedVerdicts())
+    return CampaignSummary(read_campaigns(folders), read_expected(expected) if expected else ())
 
 
 def page(out: Path) -> tuple[CampaignSummary, Reader]:
@@ -183,7 +182,9 @@ def test_a_thousand_instances_with_twins_of_two_campaigns_stand_side_by_side(tmp
 
 def test_a_curve_joins_radii_of_equal_images_alone() -> None:
     rows = [("1/100", "abc"), ("1/50", "ab"), ("1/10", "cba"), ("1/5", "ab")]
-    chart = certified([RadiusCounts("n", "auto", Fraction(e), len(i), 1, 0, frozenset(i)) for e, i in rows])
+    known = {"trust": Trust.EXACT, "query": "q", "verifier": "M()"}
+    result = Result("n", "p", Verdict.UNSAT, Reason.PROVED, "m", 0.1, **known)  # type: ignore[arg-type]
+    chart = certified([AnswerGroup("n", "auto", [result], Fraction(e), frozenset(i)) for e, i in rows])
     assert [[x for x, _, _ in one.points] for one in chart.series if not one.upper] == [[0.01, 0.1], [0.02, 0.2]]
     assert len(chart.legend) == 2
     names = ["mnist_0_eps1_255.vnnlib", "mnist_0_eps2_255.vnnlib.gz", "img-7-eps0.01.vnnlib", "prop_0_0.05.vnnlib"]

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         # A page must never take the place of the records that it shows.
         raise InputError("the name of the page must end in .html", path=options.out)
     from verifiable_relu.report import figures, page
-    from verifiable_relu.report.summary import CampaignSummary, ExpectedVerdicts, read_campaigns, read_expected
+    from verifiable_relu.report.summary import CampaignSummary, read_campaigns, read_expected
 
     source, *others = options.source
     title = options.title or " and ".join(each.resolve().name.removesuffix(".json") for each in options.source)
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         text = page.training_page(record, charts, title)
         drawn = figures.write_training_figures(charts, options.figures) if options.figures else []
     else:
-        expected = read_expected(options.expected) if options.expected else ExpectedVerdicts()
+        expected = read_expected(options.expected) if options.expected else ()
         summary = CampaignSummary(read_campaigns(options.source), expected)
         text = page.campaign_page(summary, title, options.pictures, out.parent, None if others else source)
         drawn = figures.write_campaign_figures(summary, options.figures) if options.figures else []

@@ -26,7 +26,6 @@ from verifiable_relu.report.summary import (
     AnswerGroup,
     CampaignSummary,
     MethodPair,
-    RadiusCounts,
     radius_text,
     time_or_limit,
 )
@@ -240,7 +239,7 @@ def margins(groups: Sequence[AnswerGroup]) -> Chart:
     return Chart("Margins of all instances", series, x, ChartAxis("margin", "symlog"))
 
 
-def certified(rows: Sequence[RadiusCounts]) -> Chart:
+def certified(rows: Sequence[AnswerGroup]) -> Chart:
     """Return the chart of the certified share, and of the share that is not refuted, against ε.
 
     A line joins the radii at which the same images were asked about.
@@ -250,11 +249,12 @@ def certified(rows: Sequence[RadiusCounts]) -> Chart:
     for network, method, images in dict.fromkeys((row.network, row.method, row.images) for row in rows):
         same = [row for row in rows if (row.network, row.method, row.images) == (network, method, images)]
         name, colour = f"{network}, {method}" if several else network, keys.index((network, method))
-        lower = [(float(row.eps), row.certified / row.instances, "") for row in same]
-        upper = [(float(row.eps), 1 - row.refuted / row.instances, "") for row in same]
+        shares = [(float(g.eps or 0), *(g.counts.get(a, 0) / len(g.results) for a in ("unsat", "sat"))) for g in same]
+        lower = [(eps, proven, "") for eps, proven, _ in shares]
+        upper = [(eps, 1 - refuted, "") for eps, _, refuted in shares]
         series.append(Series(f"{name}: certified", lower, colour))
         series.append(Series("hollow: not refuted", upper, colour, upper=True))
-    radii = sorted({row.eps for row in rows})
+    radii = sorted({row.eps or Fraction(0) for row in rows})
     ticks: dict[float, str] = {}
     last = None
     for eps in radii:
@@ -325,9 +325,7 @@ def plot_certified(
     for name, each in results.items():
         if len(each) != len(radii) or not all(each):
             raise InputError(f"{name} has results for {sum(map(bool, each))} of {len(radii)} radii")
-        for eps, found in zip(radii, each, strict=True):
-            counts = AnswerGroup(name, "", found).counts
-            rows.append(RadiusCounts(name, "", Fraction(eps), len(found), counts.get("unsat", 0), counts.get("sat", 0)))
+        rows += [AnswerGroup(name, "", found, Fraction(eps)) for eps, found in zip(radii, each, strict=True)]
     return _plotted(certified(rows), ax)
 
 

@@ -8,13 +8,13 @@ import io
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, combinations, count, takewhile
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from verifiable_relu.campaign.result import REFUSED, Result
 from verifiable_relu.campaign.store import read_results
@@ -139,37 +139,7 @@ class ExpectedRow(NamedTuple):
     verdict: str
 
 
-@dataclass(frozen=True)
-class ExpectedVerdicts:
-    """Rows of a table, by the names of their files without folders."""
-
-    rows: Mapping[tuple[str, str], Sequence[ExpectedRow]] = field(default_factory=dict)
-
-    def matching(self, onnx: str, vnnlib: str) -> list[ExpectedRow]:
-        """Return the rows about an instance: of the rows with its names, those that share most folders with it."""
-        rows = self.rows.get(_names(onnx, vnnlib), ())
-        shared = [common_end(row.onnx, onnx) + common_end(row.vnnlib, vnnlib) for row in rows]
-        return [row for row, count in zip(rows, shared, strict=True) if count == max(shared)]
-
-    def verdict(self, onnx: str, vnnlib: str) -> str | None:
-        """Return the expected verdict of an instance; None without any, and where rows contradict each other."""
-        verdicts = {row.verdict for row in self.matching(onnx, vnnlib)} - {""}
-        return verdicts.pop() if len(verdicts) == 1 else None
-
-    def summary(self, instances: Sequence[tuple[str, str]]) -> str:
-        """Return a sentence that counts the rows, the matching ones, and those without a usable verdict."""
-        found = [self.matching(*files) for files in instances]
-        # Equal rows count each, which a set of them would not.
-        matching = {id(row): row for rows in found for row in rows}.values()
-        parts = [counted(sum(map(len, self.rows.values())), "row"), f"{len(matching)} match an instance"]
-        if undecided := sum(not row.verdict for row in matching):
-            parts.append(f"{undecided} of these without a verdict")
-        if contrary := sum({"sat", "unsat"} <= {row.verdict for row in rows} for rows in found):
-            parts.append(f"{counted(contrary, 'instance')} with rows that contradict each other")
-        return f"Expected verdicts: {', '.join(parts)}."
-
-
-def read_expected(path: Path) -> ExpectedVerdicts:
+def read_expected(path: Path) -> list[ExpectedRow]:
     """Read a table whose rows begin with network and property, or with a category and these.
 
     The verdict is the first later field that is one of ``VERDICTS``: ``onnx,vnnlib,timeout,verdict``, the competition's
@@ -178,20 +148,20 @@ def read_expected(path: Path) -> ExpectedVerdicts:
     Raises:
         InputError: if the file cannot be read, or no row names a network and a property.
     """
-    rows: dict[tuple[str, str], list[ExpectedRow]] = defaultdict(list)
+    rows: list[ExpectedRow] = []
     try:
         for fields in csv.reader(io.StringIO(read_text(path, LARGEST_FILE), newline="")):
             stripped = [each.strip() for each in fields]
             for onnx, vnnlib, *later in ([*stripped, "", ""], [*stripped[1:], "", ""]):
                 if vnnlib.removesuffix(".gz").endswith(".vnnlib"):
                     verdict = next((VERDICTS[each.lower()] for each in later if each.lower() in VERDICTS), "")
-                    rows[_names(onnx, vnnlib)].append(ExpectedRow(onnx, vnnlib, verdict))
+                    rows.append(ExpectedRow(onnx, vnnlib, verdict))
                     break
     except csv.Error as error:
         raise InputError(f"no table: {error}", path=path) from None
     if not rows:
         raise InputError("no row has a network and a property (.vnnlib) as its first or second two fields", path=path)
-    return ExpectedVerdicts(dict(rows))
+    return rows
 
 
 def _names(onnx: str, vnnlib: str) -> tuple[str, str]:
@@ -222,11 +192,16 @@ def is_decided(result: Result) -> bool:
 
 @dataclass(frozen=True)
 class AnswerGroup:
-    """Results of one method, about one network or (with an empty name) about all, one for each instance."""
+    """Results of one method, about one network or (with an empty name) about all, one for each instance.
+
+    ``eps`` is the radius of all of them, or None, and ``images`` are then the names of what they are about.
+    """
 
     network: str
     method: str
     results: Sequence[Result]
+    eps: Fraction | None = None
+    images: frozenset[str] = frozenset()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -238,19 +213,6 @@ class AnswerGroup:
     def decided(self) -> list[Result]:
         """The results that are *sat* or *unsat*."""
         return [result for result in self.results if is_decided(result)]
-
-
-@dataclass(frozen=True)
-class RadiusCounts:
-    """Counts of the instances of one network, method and radius, which are about ``images``."""
-
-    network: str
-    method: str
-    eps: Fraction
-    instances: int
-    certified: int
-    refuted: int
-    images: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -300,7 +262,7 @@ class CampaignSummary:
     """Counts of the results of a campaign, or of several that are compared, and of expected verdicts."""
 
     results: Sequence[Result]
-    expected: ExpectedVerdicts = ExpectedVerdicts()
+    expected: Sequence[ExpectedRow] = ()
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -324,18 +286,27 @@ class CampaignSummary:
     @cached_property
     def methods(self) -> Sequence[AnswerGroup]:
         """The answers of each method."""
-        return self._groups(lambda result: "")
+        return self._groups(lambda result: ("", self.names[result.verifier]))
 
     @cached_property
     def networks(self) -> Sequence[AnswerGroup]:
         """The answers of each method about each network."""
-        return self._groups(lambda result: named(result.onnx))
+        return self._groups(lambda result: (named(result.onnx), self.names[result.verifier]))
 
-    def _groups(self, network: Callable[[Result], str]) -> list[AnswerGroup]:
-        groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    @cached_property
+    def radii(self) -> Sequence[AnswerGroup]:
+        """The answers by network, method and radius, for the properties that state a radius."""
+        stated = {vnnlib: radius(vnnlib) for _, vnnlib in self.instances}
+        found = self._groups(lambda r: (named(r.onnx), self.names[r.verifier], stated[r.vnnlib]))
+        rows = (replace(g, images=frozenset(image(r.vnnlib) for r in g.results)) for g in found if g.eps is not None)
+        return sorted(rows, key=lambda row: (row.network, row.method, row.eps or 0))
+
+    def _groups(self, key: Callable[[Result], tuple[Any, ...]]) -> list[AnswerGroup]:
+        """Return the groups of results with the same network, method and perhaps radius, which ``key`` gives."""
+        groups: dict[tuple[Any, ...], list[Result]] = defaultdict(list)
         for result in self.results:
-            groups[network(result), self.names[result.verifier]].append(result)
-        return [AnswerGroup(*key, results) for key, results in groups.items()]
+            groups[key(result)].append(result)
+        return [AnswerGroup(network, method, found, *eps) for (network, method, *eps), found in groups.items()]
 
     @cached_property
     def stages(self) -> Mapping[tuple[str, str], Sequence[float]]:
@@ -346,24 +317,10 @@ class CampaignSummary:
                 seconds[group.method, stage].append(spent)
         return seconds
 
-    @cached_property
-    def radii(self) -> Sequence[RadiusCounts]:
-        """The answers by network, method and radius, for the properties that state a radius."""
-        found: dict[tuple[str, str, Fraction], list[Result]] = defaultdict(list)
-        for result in self.results:
-            if (eps := radius(result.vnnlib)) is not None:
-                found[named(result.onnx), self.names[result.verifier], eps].append(result)
-        rows = []
-        for key, same in sorted(found.items(), key=lambda item: item[0]):
-            counts = Counter(result.answer for result in same)
-            images = frozenset(image(result.vnnlib) for result in same)
-            rows.append(RadiusCounts(*key, len(same), counts["unsat"], counts["sat"], images))
-        return rows
-
     @property
-    def shared_radii(self) -> Sequence[RadiusCounts]:
+    def shared_radii(self) -> Sequence[AnswerGroup]:
         """The rows of ``radii`` of networks with several instances of a radius; empty for fewer than two radii."""
-        several = {(row.network, row.method) for row in self.radii if row.instances > 1}
+        several = {(row.network, row.method) for row in self.radii if len(row.results) > 1}
         rows = [row for row in self.radii if (row.network, row.method) in several]
         return rows if len({row.eps for row in rows}) > 1 else []
 
@@ -378,9 +335,23 @@ class CampaignSummary:
         return found[:_MOST_PAIRS]
 
     @cached_property
+    def matching(self) -> Mapping[Files, Sequence[ExpectedRow]]:
+        """For each instance, of the rows of expected verdicts with its names, those that share most folders with it."""
+        rows: dict[tuple[str, str], list[ExpectedRow]] = defaultdict(list)
+        for row in self.expected:
+            rows[_names(row.onnx, row.vnnlib)].append(row)
+        found = {}
+        for onnx, vnnlib in self.instances:
+            same = rows.get(_names(onnx, vnnlib), [])
+            shared = [common_end(row.onnx, onnx) + common_end(row.vnnlib, vnnlib) for row in same]
+            found[onnx, vnnlib] = [row for row, count in zip(same, shared, strict=True) if count == max(shared)]
+        return found
+
+    @cached_property
     def verdicts(self) -> Mapping[Files, str | None]:
-        """The expected verdict of each instance, or None."""
-        return {files: self.expected.verdict(*files) for files in self.instances}
+        """The expected verdict of each instance; None without any, and where rows contradict each other."""
+        found = {files: {row.verdict for row in rows} - {""} for files, rows in self.matching.items()}
+        return {files: verdicts.pop() if len(verdicts) == 1 else None for files, verdicts in found.items()}
 
     def is_unexpected(self, result: Result) -> bool:
         """Return True if a verdict is contrary to the expected one."""
@@ -403,7 +374,16 @@ class CampaignSummary:
     @cached_property
     def notes(self) -> Sequence[str]:
         """Sentences about matching rows of expected verdicts, refused certificates, and contrary verdicts."""
-        notes = [self.expected.summary([*self.instances])] if self.expected.rows else []
+        notes = []
+        if self.expected:
+            # Equal rows count each, which a set of them would not.
+            matching = {id(row): row for rows in self.matching.values() for row in rows}.values()
+            parts = [counted(len(self.expected), "row"), f"{len(matching)} match an instance"]
+            if undecided := sum(not row.verdict for row in matching):
+                parts.append(f"{undecided} of these without a verdict")
+            if contrary := sum({"sat", "unsat"} <= {row.verdict for row in rows} for rows in self.matching.values()):
+                parts.append(f"{counted(contrary, 'instance')} with rows that contradict each other")
+            notes.append(f"Expected verdicts: {', '.join(parts)}.")
         asked = [[*by.values()] for by in self.instances.values()]
         if disputed := sum(any(result.disputed for result in results) for results in asked):
             notes.append(f"Verifier and checker disagree on {counted(disputed, 'instance')}: {REFUSED}.")
