@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from verifiable_relu.data import Dataset
 from verifiable_relu.hardening.loop import with_proof
-from verifiable_relu.nn import HardnessGate
+from verifiable_relu.nn import Hardness
 from verifiable_relu.train.export import CALIBRATED, finish, measure_int8, quantize, written
 from verifiable_relu.train.loop import Training, TrainingStep, accuracy, build, measure_swap, train
 from verifiable_relu.train.options import ARMS, Arm, Options
@@ -139,7 +139,7 @@ def settled(points: list[dict[str, Any]], name: str, most: float = 0.9) -> float
 
 
 ACTIVATIONS: tuple[type[nn.Module], ...] = (
-    HardnessGate,
+    Hardness,
     nn.ReLU,
     *(getattr(nn, arm.activation) for arm in ARMS.values() if not arm.anneals),
 )

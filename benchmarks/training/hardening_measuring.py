@@ -49,7 +49,7 @@ def fine_tuned(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, rate:
     batches = loader(data, True)
     steps = epochs * len(batches)
     optimizer, scheduler = default_optimizer(model, steps, rate)
-    for _ in fit(model, epochs, lambda _: batches, loss, optimizer, after=lambda *_: scheduler.step()):
+    for _ in fit(model, epochs, lambda _: batches, loss, optimizer, callbacks=[lambda _: scheduler.step()]):
         pass
     return model.eval()
 

@@ -15,7 +15,7 @@ from benchmarks.common.records import Record
 from benchmarks.study.measuring import Monitor, settled
 from benchmarks.training.transformers_measuring import HEADS, trained
 from benchmarks.training.transformers_models import vit
-from verifiable_relu.nn import HardnessGate, LambdaGELU
+from verifiable_relu.nn import Hardness, LambdaGELU
 from verifiable_relu.train.options import Options
 
 SYMBOLS = 16
@@ -75,7 +75,7 @@ def profiled(title: Mapping[str, Any]) -> Record:
     points = monitor[0].points
     return {
         "accuracy": right,
-        "lam": [module.lam.item() for module in model.modules() if isinstance(module, HardnessGate)],
+        "lam": [module.lam.item() for module in model.modules() if isinstance(module, Hardness)],
         "patterns": settled(points, "patterns_changed"),
         "weights": settled(points, "weights_changed"),
     }

@@ -21,7 +21,7 @@ from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.data import load
 from verifiable_relu.hardening.loop import HardenedModel
 from verifiable_relu.ir.interval import Interval
-from verifiable_relu.nn import HardnessGate, LambdaGELU
+from verifiable_relu.nn import Hardness, LambdaGELU
 from verifiable_relu.readers import from_torch
 from verifiable_relu.search.registry import make
 from verifiable_relu.train.batches import loader, loss
@@ -83,7 +83,7 @@ def measured(title: Mapping[str, Any], radii: Sequence[str], bar: Progress) -> R
     size = title["patch"], title["width"], HEADS, title["hidden"], title["layers"]
     gate = partial(LambdaGELU, Options.lam_init)
     model = trained(vit((shape[0], shape[1], shape[2]), *size, test.classes, gate), data, title["epochs"])
-    lam = [gate.lam.item() for gate in model.modules() if isinstance(gate, HardnessGate)]
+    lam = [gate.lam.item() for gate in model.modules() if isinstance(gate, Hardness)]
     hardened = harden(model, data, epochs=title["finetuning"], held_out=held_out)
     chosen = first_exact(test, title["images"])
     network = from_torch(hardened.model, shape)

@@ -5,8 +5,9 @@
 
 Families are folders of the verification competition, of which the instances are drawn at random, and ``mnist`` and
 ``cifar10``: the networks of specs/ over balls around the first exact test images that they classify rightly. An
-instance is answered by a verifier that records what it proves; its certificate is written, and then checked. Each
-instance is a record, and is not asked for again. Needs the benchmarks and the data sets under VERIFIABLE_RELU_DATA.
+instance is answered twice: by a verifier that nobody observes, and by one whose proof is recorded; its certificate is
+written, and then checked. Each instance is a record, and is not asked for again. Needs the benchmarks and the data sets
+under VERIFIABLE_RELU_DATA.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
     from verifiable_relu.proof.write import Subject, write_unsat
     from verifiable_relu.search.batch import QueryBatch
     from verifiable_relu.search.budget import TimeBudget
+    from verifiable_relu.search.outcomes import Outcome
     from verifiable_relu.search.registry import make
     from verifiable_relu.spec.limits import BYTES
     from verifiable_relu.supervisor.workers import processor_seconds
@@ -122,12 +124,17 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
         clock.append(processor_seconds())
         return round(clock[-1] - clock[-2], 4)
 
+    def ask(observer: Recorder | None) -> Outcome:
+        batch = QueryBatch(queries, TimeBudget(asked.limit), observer=observer)
+        return join([batch.outcomes[number] for number in sorted(set(batch.ask(make(asked.method))))])
+
     case = Loader().case(InstanceFiles(vnnlib, onnx, asked.limit))
     reading, queries, told = lap(), [query.without_head for query in case.queries], Recorder()
-    batch = QueryBatch(queries, TimeBudget(asked.limit), observer=told)
-    outcomes = [batch.outcomes[number] for number in sorted(set(batch.ask(make(asked.method))))]
-    found: dict[str, Any] = {"verdict": str(join(outcomes).verdict), "read": reading, "prove": lap()}
-    found["methods"] = sorted({outcome.method for outcome in outcomes})
+    plain, plain_seconds = ask(None), lap()
+    outcome = ask(told)
+    found: dict[str, Any] = {"verdict": str(outcome.verdict), "read": reading, "prove": lap()}
+    found |= {"subproblems": outcome.subproblems, "plain": str(plain.verdict), "plain_prove": plain_seconds}
+    found["plain_subproblems"] = plain.subproblems
     if found["verdict"] != "unsat":
         return found
     found |= {"recorded": True, "accepted": False, "again": 0.0}
@@ -153,21 +160,24 @@ def _asked(onnx: Path, vnnlib: Path, asked: argparse.Namespace, path: Path) -> d
 
 def table(cases: Sequence[Record]) -> Table:
     """A row per family, method and limit."""
-    counts = ("instances", "unsat", "recorded", "written", "accepted", "share")
+    counts = ("instances", "other verdict", "other search", "unsat", "recorded", "written", "accepted", "share")
     sizes = ("median kB", "largest kB")
-    times = ("read s", "prove s", "again s", "write s", "check s", "write/prove", "check/prove")
+    times = ("read s", "plain s", "prove s", "again s", "write s", "check s", "write/prove", "check/prove")
     rows: list[tuple[Cell, ...]] = []
     for key in dict.fromkeys((case["family"], case["method"], case["limit"]) for case in cases):
         mine = [case for case in cases if (case["family"], case["method"], case["limit"]) == key]
         unsat = [case for case in mine if case["verdict"] == "unsat"]
+        verdicts = sum(case["verdict"] != case["plain"] for case in mine)
+        searches = sum(_differs(case) for case in unsat)
         done = [case for case in unsat if "check" in case]
         accepted = sum(case["accepted"] for case in unsat)
         recorded = sum(case["recorded"] for case in unsat)
         share = accepted / len(unsat) if unsat else None
-        found: list[Cell] = [*key, len(mine), len(unsat), recorded, len(done), accepted, share]
+        found: list[Cell] = [*key, len(mine), verdicts, searches, len(unsat), recorded, len(done), accepted, share]
         if done:
             size = [case["bytes"] / 1000 for case in done]
-            sums = [sum(case[name] for case in done) for name in ("read", "prove", "again", "write", "check")]
+            parts = ("read", "plain_prove", "prove", "again", "write", "check")
+            sums = [sum(case[name] for case in done) for name in parts]
             whole = [max(case["read"] + case["prove"], 1e-3) for case in done]
             extra = [(case["again"] + case["write"]) / seconds for case, seconds in zip(done, whole, strict=True)]
             ratio = [case["check"] / seconds for case, seconds in zip(done, whole, strict=True)]
@@ -175,8 +185,14 @@ def table(cases: Sequence[Record]) -> Table:
         else:
             found += [None] * (len(sizes) + len(times))
         rows.append(tuple(found))
-    forms = {"share": ".1%", **dict.fromkeys((*sizes, *times[:5]), ".1f"), **dict.fromkeys(times[5:], ".2f")}
+    forms = {"share": ".1%", **dict.fromkeys((*sizes, *times[:6]), ".1f"), **dict.fromkeys(times[6:], ".2f")}
     return Table(("family", "method", "limit s", *counts, *sizes, *times), rows, forms)
+
+
+def _differs(case: Record) -> bool:
+    """Return True if the recorded search took a tenth more or fewer sub-problems than the plain one."""
+    with_recorder, plain = case["subproblems"] or 0, case["plain_subproblems"] or 0
+    return bool(abs(with_recorder - plain) > 0.1 * plain)
 
 
 def reasons(cases: Sequence[Record]) -> list[str]:
@@ -192,6 +208,8 @@ def page(records: Sequence[Record]) -> Page:
     made = Page.headed("# Certificates of unsat", notes(records))
     made.add(
         table(cases),
+        "*other verdict*: instances whose recorded search ends in another verdict than the plain one. *other search*: "
+        "unsats whose recorded search took a tenth more or fewer sub-problems. *plain s*: the search with no recorder. "
         "*recorded*: unsats whose proof was kept as it was found; the others are proven once more (*again*). *share*: "
         "of the unsats, those whose certificate the checker has accepted. Seconds are the processor's, of all "
         "certificates together, start-up of programs left out; *write/prove*, in which *again* counts as writing, and "
