@@ -38,20 +38,17 @@ def test_a_folder_is_one_campaigns_until_that_is_over_or_killed(tmp_path: Path) 
 KILLED = """
 import sys
 from tests.support import scripted as t
-from verifiable_relu.campaign import Store, run, store
+from verifiable_relu.campaign import Observer, Store, run, store
 
 store.TABLE_EVERY = store._PATIENCE = 0.0
 
-class Observer:
-    def stage(self, *_):
-        pass
-
+class Says(Observer):
     def result(self, number, result, recorded):
         print(result.vnnlib, flush=True)
 
-with Store(sys.argv[1]) as kept:
+with Store(sys.argv[1], observer=Says()) as kept:
     print("open", flush=True)
-    run([t.case(2 + i, name=str(i)) for i in range(int(sys.argv[2]))], t.Scripted(), kept, Observer())
+    run([t.case(2 + i, name=str(i)) for i in range(int(sys.argv[2]))], t.Scripted(), kept)
 """
 
 

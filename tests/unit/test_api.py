@@ -86,7 +86,7 @@ def test_the_ends_of_what_is_asked() -> None:
 
 
 def test_what_people_bring_and_take_home() -> None:
-    """DataLoaders, a single image, radii as text; a summary, a table, and short words for all of it."""
+    """DataLoaders, a single image, radii as text; a summary, and short words for all of it."""
     pairs = torch.utils.data.TensorDataset(torch.from_numpy(IMAGES), torch.tensor(LABELS))
     found = verify(MODEL, torch.utils.data.DataLoader(pairs, batch_size=2), eps="1/8")
     check(found)
@@ -95,13 +95,6 @@ def test_what_people_bring_and_take_home() -> None:
     assert repr(found[2]).startswith("<Result: sat (refuted by ")
     (one,) = verify(MODEL, DARK, 0, eps="0.125")
     assert one.verdict is Verdict.UNSAT
-    try:
-        import pandas  # noqa: F401 -- an extra of the user's
-    except ImportError:
-        with pytest.raises(InputError, match="needs the package pandas"):
-            found.to_pandas()
-    else:
-        assert found.to_pandas()["answer"].tolist() == ["unsat", "unsat", "sat"]
     assert set(dir(verifiable_relu)) == set(verifiable_relu.__all__) and not hasattr(verifiable_relu, "nothing")
     with pytest.raises(InputError, match="eps is 'wide'"):
         verify(MODEL, IMAGES, LABELS, eps="wide")
@@ -173,7 +166,7 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         ({"timeout": None}, "time limit"),
         ({"timeout": "soon"}, "time limit"),
         ({"timeout": np.ones(2)}, "time limit"),
-        ({"timeout": 10**400}, "time limit is too large"),
+        ({"timeout": 10**400}, "time limit"),
         ({"timeout": True}, "time limit"),
         *(({"progress": value}, "progress is") for value in (None, 1, "yes", np.ones(3), torch.zeros(0))),
         *(({"normalize": (value, 1)}, "mean: one number") for value in ([], torch.zeros(0), "a", [[0.5]])),

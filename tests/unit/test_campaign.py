@@ -18,9 +18,10 @@ import pytest
 from tests.support.scripted import NETWORK, Answer, Scripted, at_least, case, truth
 from verifiable_relu import __version__
 from verifiable_relu.bounds.alpha import Ascent
-from verifiable_relu.campaign import Case, Result, Store, console, run
+from verifiable_relu.campaign import Case, Result, Store, run
 from verifiable_relu.campaign.result import join
 from verifiable_relu.campaign.store import COLUMNS
+from verifiable_relu.certify import command
 from verifiable_relu.search.bab.verifier import Bab
 from verifiable_relu.search.batch import QueryBatch, described
 from verifiable_relu.search.bounding import Crown
@@ -212,9 +213,8 @@ def test_a_longer_limit_asks_again_what_it_could_decide_and_a_shorter_one_nothin
 
 
 def test_an_answer_that_was_not_found_again_is_not_forgotten(tmp_path: Path) -> None:
-    kept([case(2)], Scripted(), tmp_path)
+    (result,) = kept([case(2)], Scripted(), tmp_path)
     with Store(tmp_path) as store:
-        (result,) = store.known.values()
         store.append(replace(result, verdict=UNKNOWN, reason=Reason.TIMEOUT, trust=None, timeout=100.0))
     verifier = Scripted()
     assert kept([case(2, timeout=1000)], verifier, tmp_path)[0].verdict is UNSAT and not verifier.asked
@@ -258,8 +258,8 @@ def test_a_terminal_shows_where_the_work_on_one_question_stands(
     stream = _Terminal() if terminal else io.StringIO()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr(console, "_REDRAWN", 0.0)
-    with console.ProgressLine(10.0) as line:
+    monkeypatch.setattr(command, "_REDRAWN", 0.0)
+    with command.ProgressLine(10.0) as line:
         run(
             [case(0.5)],
             _Talkative(),

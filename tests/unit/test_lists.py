@@ -13,7 +13,7 @@ from tests.support.hostile_verifier import Hostile
 from tests.unit.test_parallel import SPEC, Here, Kept, entries, ran
 from verifiable_relu.campaign import Result, Store, inputs
 from verifiable_relu.campaign.inputs import InstanceFiles, Loader
-from verifiable_relu.campaign.queue import Answered, InstancePart, Job, run_parallel
+from verifiable_relu.campaign.queue import InstancePart, Job, run_parallel
 from verifiable_relu.errors import InputError, OutOfTime
 from verifiable_relu.ir.families import harden
 from verifiable_relu.search.outcomes import Reason, Verdict
@@ -27,7 +27,7 @@ class Instant(Here):
     def perform(self, task: InstancePart, report: Report) -> Any:
         for number, entry in task.entries:
             result = Result(str(entry.onnx), str(entry.vnnlib), Verdict.UNSAT, Reason.PROVED, "instant", 0.0)
-            report(Answered(number, result, False))
+            report(("result", number, result, False))
         return []
 
 
@@ -47,7 +47,7 @@ def test_a_list_is_drawn_as_it_is_answered(tmp_path: Path) -> None:
             ahead.append(drawn - len(self.results))
 
     seen = Seen()
-    run_parallel(source(), Job(Hostile(), Loader()), Instant(), None, seen)
+    run_parallel(source(), Job(Hostile(), Loader()), Instant(), seen)
     assert len(seen.results) == 3000 and {r.verdict for r in seen.results.values()} == {Verdict.UNSAT}
     assert max(ahead) <= 1024 and ahead[0] <= 512
 
@@ -61,7 +61,7 @@ def test_what_stands_before_a_bad_row_is_answered(tmp_path: Path) -> None:
     seen = Kept()
     asked = (InstanceFiles(spec, onnx, limit or 1.0) for spec, onnx, limit in found)
     with pytest.raises(InputError, match=r"instances\.csv: line 3001: the row has 2 fields"):
-        run_parallel(asked, Job(Hostile(), Loader()), Instant(size=2), None, seen)
+        run_parallel(asked, Job(Hostile(), Loader()), Instant(size=2), seen)
     assert len(seen.results) == 3000
 
 
@@ -71,7 +71,7 @@ def test_a_bad_row_in_a_short_list_comes_before_any_answer(tmp_path: Path) -> No
     found, _ = instances(tmp_path / "instances.csv")
     seen = Kept()
     with pytest.raises(InputError, match="line 2: 'x' is no number of seconds"):
-        run_parallel((InstanceFiles(s, o, t or 1.0) for s, o, t in found), Job(Hostile(), Loader()), Here(), None, seen)
+        run_parallel((InstanceFiles(s, o, t or 1.0) for s, o, t in found), Job(Hostile(), Loader()), Here(), seen)
     assert not seen.results
 
 
@@ -170,4 +170,4 @@ def test_a_worker_names_the_limits_of_what_it_does(tmp_path: Path) -> None:
         limits = [(m.subject, m.seconds) for m in said if isinstance(m, Deadline)]
         assert [number for number, _ in limits] == [0, None] and limits[0][1] == pytest.approx(30.8)
         assert limits[1][1] == float("inf") if certificates else 30 < limits[1][1] <= 31.6
-        assert isinstance(said[-1], Answered)
+        assert said[-1][0] == "result"

@@ -19,7 +19,7 @@ from tests.support.processes import Process
 from tests.support.scripted import tiny
 from verifiable_relu.campaign import Observer, Result, Store
 from verifiable_relu.campaign.inputs import InstanceFiles, Loader
-from verifiable_relu.campaign.queue import Answered, InstancePart, Job, Numbered, run_parallel
+from verifiable_relu.campaign.queue import InstancePart, Job, Numbered, run_parallel
 from verifiable_relu.errors import CallFailed, InputError, OutOfTime
 from verifiable_relu.readers import write_onnx
 from verifiable_relu.search.outcomes import Reason, Verdict
@@ -28,10 +28,8 @@ from verifiable_relu.supervisor import workers
 from verifiable_relu.supervisor.workers import (
     DaskExecutor,
     Executor,
-    InlineExecutor,
     LocalExecutor,
     Report,
-    launch_workers,
     run_tasks,
 )
 
@@ -55,7 +53,7 @@ def entries(folder: Path, bounds: Sequence[float], networks: int = 1) -> list[In
     return listed
 
 
-class Here(InlineExecutor):
+class Here(Executor):
     """Performs parts in this process. It fails as it is told to, after the given number of messages of a part."""
 
     def __init__(self, fault: Callable[[Sequence[Numbered]], int | None] = lambda part: None, size: int = 1) -> None:
@@ -74,9 +72,9 @@ class Here(InlineExecutor):
         self.parts.append([number for number, _ in task.entries])
         after, answered = self.fault(task.entries), 0
 
-        def failing(message: object) -> Any:
+        def failing(message: Any) -> Any:
             nonlocal answered
-            if isinstance(message, Answered):
+            if isinstance(message, tuple) and message[0] == "result":
                 if answered == after:
                     raise CallFailed("its process was ended by the signal SIGBOOM")
                 answered += 1
@@ -104,7 +102,9 @@ class Kept(Observer):
 def ran(entries: Iterable[InstanceFiles], job: Job, executor: Executor, store: Store | None = None) -> list[Result]:
     """The results of a run, in the order of the instances."""
     kept = Kept()
-    run_parallel(entries, job, executor, store, kept)
+    if store is not None:
+        store.observer = kept
+    run_parallel(entries, job, executor, kept if store is None else store)
     return [kept.results[number] for number in sorted(kept.results)]
 
 
@@ -176,7 +176,7 @@ def test_an_answer_that_comes_twice_is_kept_once(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(result: Result, counterexample: str | None) -> None:
+    def full(result: Result) -> None:
         raise InputError("cannot keep results here: No space left on device", path=tmp_path)
 
     with Store(tmp_path / "out") as store:
@@ -189,7 +189,7 @@ def test_a_full_disk_ends_the_campaign(tmp_path: Path, monkeypatch: pytest.Monke
 def test_processes_that_are_killed_or_take_too_much_memory_cost_their_instances_alone(tmp_path: Path) -> None:
     # One worker with four instances or fewer gets them one by one.
     made, log = entries(tmp_path, [5, KILL, 6, FILL]), tmp_path / "log"
-    executor = LocalExecutor(launch_workers(1), 600 << 20)
+    executor = LocalExecutor(1, 600 << 20)
     results = ran(made, Job(Hostile(log), Loader(), memory=600 << 20), executor)
     executor.stop()
     assert answers(results) == [
@@ -239,20 +239,20 @@ def test_a_campaign_that_is_ended_keeps_every_answer_and_leaves_no_process(
         made[number].vnnlib.write_text(SPEC.format(bound=20 + number))
     kept = Kept()
     monkeypatch.chdir(tmp_path)
-    with Store("out") as store:
-        run_parallel(made, Job(Hostile(Path("log")), Loader(), budget=limited("auto")), Here(), store, kept)
+    with Store("out", observer=kept) as store:
+        run_parallel(made, Job(Hostile(Path("log")), Loader(), budget=limited("auto")), Here(), store)
     results = [kept.results[number] for number in sorted(kept.results)]
     assert answers(results) == all_proved(6) and sorted(kept.recorded) == [0, 1, 2, 4]
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("onnx", [Path("net0.onnx"), None])
 def test_a_dask_cluster_gives_the_same_answers_and_asks_nothing_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    onnx: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Networks are named, or found by the workers."""
     monkeypatch.chdir(tmp_path)
-    made = [
-        InstanceFiles(Path(e.vnnlib.name), Path("net0.onnx"), 30.0) for e in entries(tmp_path, [0.5, 5, 6, 7, 8, 9])
-    ]
+    made = [InstanceFiles(Path(e.vnnlib.name), onnx, 30.0) for e in entries(tmp_path, [0.5, 5, 6, 7, 8, 9])]
     job = Job(Hostile(), Loader())
     with cluster(2) as (_, address):
         for answered in (6, 0):
@@ -286,10 +286,10 @@ def test_a_cluster_that_is_gone_ends_the_campaign_in_one_line(
             else:
                 dask.scale(0)
 
-    with cluster(1) as (dask, address), Store(tmp_path / "out") as store:
+    with cluster(1) as (dask, address), Store(tmp_path / "out", observer=Ends()) as store:
         began = time.monotonic()
         with pytest.raises(InputError, match=r"any more: .* resumes"):
-            run_parallel(iter(made), Job(Hostile(), Loader()), DaskExecutor(address), store, Ends())
+            run_parallel(iter(made), Job(Hostile(), Loader()), DaskExecutor(address), store)
         assert time.monotonic() - began < 60 and 1 <= len(store) < 4
     with cluster(1) as (_, address), Store(tmp_path / "out") as store, closing(DaskExecutor(address)) as executor:
         results = ran(made, Job(Hostile(), Loader()), executor, store)
@@ -302,7 +302,7 @@ def test_an_executor_performs_any_task_and_one_that_fails_ends_no_other(where: s
     found, said, left = list[Any](), list[Any](), iter(tasks)
     with ExitStack() as stack:
         if where == "processes":
-            executor: Executor = LocalExecutor(launch_workers(2))
+            executor: Executor = LocalExecutor(2)
         else:
             executor = DaskExecutor(stack.enter_context(cluster(2))[1])
         stack.callback(executor.stop)

@@ -199,8 +199,8 @@ def test_every_result_comes_back_as_it_was(tmp_path: Path) -> None:
     ]  # fmt: skip
     with Store(tmp_path) as store:
         for number, result in enumerate(results):
-            store.keep(number, result)
-        store.tabulate()
+            store.result(number, result, False)
+        store.finish()
     with (tmp_path / "results.csv").open(newline="", encoding="utf-8", errors="surrogateescape") as file:
         rows = list(csv.reader(file))
     assert [row[2] for row in rows[1:]] == ["timed-out", "unsat", "sat"] and rows[3][0] == results[2].onnx
