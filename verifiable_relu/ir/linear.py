@@ -24,6 +24,7 @@ from collections.abc import Callable, Hashable, Mapping
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from verifiable_relu.rounding import tiny
@@ -457,11 +458,20 @@ class Convolution(LinearMap):
         return rows.scatter_(1, self._columns(index), kernels)[:, :-1]
 
     def product(self, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
-        # Zeros of the same kind: an object array with 64-bit zeros would overflow where they meet a long integer.
-        padded, points, parts = np.concatenate([x, np.zeros(1, x.dtype)]), math.prod(self.out_shape[1:]), []
-        for group, kernels in enumerate(weight.reshape(self.groups, -1, self.terms)):
-            seen = self._columns(group * len(kernels) * points + torch.arange(points)).numpy()
-            parts.append(kernels @ padded[seen].T)
+        top, left, _, _ = self.padding
+        channels, height, width = self.in_shape
+        # np.pad would fill an object array with 64-bit zeros, which overflow when they meet a long integer.
+        padded = np.zeros((channels, *self._padded), dtype=x.dtype)
+        padded[:, top : top + height, left : left + width] = x.reshape(self.in_shape)
+        (rows, columns), (down, across) = weight.shape[2:], self.dilation
+        windows = sliding_window_view(padded, (down * (rows - 1) + 1, across * (columns - 1) + 1), axis=(1, 2))
+        windows = windows[:, :: self.stride[0], :: self.stride[1], ::down, ::across]
+        grouped = windows.reshape(self.groups, -1, *windows.shape[1:])
+        kernels = weight.reshape(self.groups, -1, self.terms)
+        parts = [
+            kernel @ np.moveaxis(part, (1, 2), (3, 4)).reshape(self.terms, -1)
+            for part, kernel in zip(grouped, kernels, strict=True)
+        ]
         return np.concatenate(parts).reshape(-1)
 
     def entries(self) -> tuple[Tensor, Tensor, Tensor]:
