@@ -168,7 +168,8 @@ def table(cases: Sequence[Record]) -> Table:
         mine = [case for case in cases if (case["family"], case["method"], case["limit"]) == key]
         unsat = [case for case in mine if case["verdict"] == "unsat"]
         verdicts = sum(case["verdict"] != case["plain"] for case in mine)
-        searches = sum(_differs(case) for case in unsat)
+        counted = [(case["subproblems"] or 0, case["plain_subproblems"] or 0) for case in unsat]
+        searches = sum(abs(recorded - plain) > 0.1 * plain for recorded, plain in counted)
         done = [case for case in unsat if "check" in case]
         accepted = sum(case["accepted"] for case in unsat)
         recorded = sum(case["recorded"] for case in unsat)
@@ -187,12 +188,6 @@ def table(cases: Sequence[Record]) -> Table:
         rows.append(tuple(found))
     forms = {"share": ".1%", **dict.fromkeys((*sizes, *times[:6]), ".1f"), **dict.fromkeys(times[6:], ".2f")}
     return Table(("family", "method", "limit s", *counts, *sizes, *times), rows, forms)
-
-
-def _differs(case: Record) -> bool:
-    """Return True if the recorded search took a tenth more or fewer sub-problems than the plain one."""
-    with_recorder, plain = case["subproblems"] or 0, case["plain_subproblems"] or 0
-    return bool(abs(with_recorder - plain) > 0.1 * plain)
 
 
 def reasons(cases: Sequence[Record]) -> list[str]:
