@@ -105,6 +105,21 @@ def test_every_proof_is_accepted(kind: str, method: str, tmp_path: Path) -> None
     assert proved
 
 
+@pytest.mark.parametrize("kind", ["abs", "prelu"])
+def test_a_box_that_is_never_halved_has_a_certificate(kind: str, tmp_path: Path) -> None:
+    """Zonotopes prove it at once; a checker's bounds, which are looser over the whole box, do not."""
+    data, prop = spec_of(kind, 610, -0.5)
+    net, _ = read_flat(data, kind)
+    queries = [Query(net, each) for each in parse(prop, Path("a.vnnlib")).properties]
+    told = Recorder()
+    assert [outcome.subproblems for outcome in asked("split", queries, told, 100.0)] == [1]
+    paths = [tmp_path / name for name in ("c.jsonl.gz", "n.onnx", "p.vnnlib")]
+    paths[1].write_bytes(data)
+    paths[2].write_text(prop)
+    write_unsat(paths[0], Subject(data, prop.encode()), queries, range(len(queries)), told)
+    assert check(*paths).startswith("unsat")
+
+
 def test_what_was_not_told_has_no_certificate(tmp_path: Path) -> None:
     data, prop = spec_of("dense", 0, 0.0)
     net, _ = read_flat(data, "dense")

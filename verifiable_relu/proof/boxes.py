@@ -25,6 +25,7 @@ class BoxTree:
 
     def __init__(self, owner: int) -> None:
         self._owner, self._last, self._whole = owner, {}, False  # type: ignore[var-annotated]
+        self._middle = 0, 0.0
         self.parallel = False
         self._closing: dict[int, list[Combined]] = {}
         self._clipped: dict[int, list[tuple[list[Combined], list[tuple[int, int, float]]]]] = {}
@@ -49,6 +50,10 @@ class BoxTree:
         proved = (event.rows.margins(event.values) > 0)[mine].tolist()
         values = event.rows.unscaled(event.values)
         for at, number, is_proved in zip(mine.tolist(), event.boxes.number[mine].tolist(), proved, strict=True):
+            if number == self._owner:
+                low, high = event.boxes.lower[at], event.boxes.upper[at]
+                place = int((high - low).argmax())
+                self._middle = place, float(low[place] / 2 + high[place] / 2)
             if is_proved:
                 self._closing[number] = [
                     self._best(event.rows, values, at, polytope)
@@ -136,14 +141,17 @@ class BoxTree:
             halves = int(lower.number[at]), int(upper.number[at])
             self._halved[int(event.parent[at])] = (places[0], value, *halves)
 
-    def records(self, left: set[int], activations: int) -> Iterator[Record]:
+    def records(self, left: set[int]) -> Iterator[Record]:
         """Yield the records of all boxes, for the polytopes that are left."""
         if self._whole:
             raise UnsupportedError("boxes that hold whole numbers alone do not cover those between")
-        if self._owner in self._closing or self._owner in self._gone:
-            yield from ({"bound": number} for number in range(activations))
         # The root has the query's own number in its search. Lists are what comes behind a cut.
         waiting: list[int | list[Record]] = [self._owner]
+        if self._owner in self._closing or self._owner in self._gone:
+            # A checker bounds halves by itself, and halves them again where its bounds are looser than the search's.
+            place, value = self._middle
+            yield {"halve": [place, *binary(value)]}
+            waiting.append(self._owner)
         while waiting:
             number = waiting.pop()
             if isinstance(number, list):

@@ -213,14 +213,13 @@ class Recorder:
 
     # Records
 
-    def records(self, number: int, polytopes: int, place: Numbers, activations: int) -> Iterator[Record]:
+    def records(self, number: int, polytopes: int, place: Numbers) -> Iterator[Record]:
         """Yield the records that prove all polytopes of a query, behind its ``part``.
 
         Args:
             number: of the query.
             polytopes: how many it has.
             place: numbers the activations of networks.
-            activations: how many the certificate counts.
 
         Raises:
             UnsupportedError: if some of the proof was not told, or a certificate cannot say it.
@@ -248,7 +247,7 @@ class Recorder:
                 dirty = True
             yield from step.records(numbering)
         if left and log.boxes is not None:
-            yield from log.boxes.records(left, activations)
+            yield from log.boxes.records(left)
         elif left:
             raise NotToldError("what proves the query was not told to the recorder")
 

@@ -144,4 +144,4 @@ def _parts(subject: Subject, queries: Sequence[Query], numbers: Sequence[int], t
                 known[id(network)] = Numbering(asked, network, *ends)
             return known[id(network)]
 
-        yield from told.records(number, len(prop.unsafe), place, len(asked.activations))
+        yield from told.records(number, len(prop.unsafe), place)
