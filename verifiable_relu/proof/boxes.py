@@ -24,7 +24,7 @@ class BoxTree:
     """The boxes of the query that is number ``owner`` of a search."""
 
     def __init__(self, owner: int) -> None:
-        self._owner, self._last, self._whole = owner, {}, False  # type: ignore[var-annotated]
+        self._owner, self._whole = owner, False
         self._middle = 0, 0.0
         self.parallel = False
         self._closing: dict[int, list[Combined]] = {}
