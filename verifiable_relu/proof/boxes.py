@@ -1,7 +1,7 @@
 """Trees of boxes as records: where boxes are cut, what is clipped, and by which rows.
 
-The checker bounds halves by itself, and the whole box where a record asks for it. Numbers of boxes, cuts and rows are
-all that is kept.
+The checker bounds halves by itself; a box that was never halved is halved once for it. Numbers of boxes, cuts and rows
+are all that is kept.
 """
 
 from __future__ import annotations
