@@ -463,7 +463,7 @@ class _Unsat:
         low.cut(i, None, v)
         high.cut(i, v, None)
         for half in (low, high):
-            half.fresh = True
+            half.fresh, half.slopes = True, {}
             half.propagate()
         return [high, low]
 

@@ -479,7 +479,7 @@ def test_the_command_says_in_a_line_what_it_finds(tmp_path: Path, capsys: pytest
     for said, change in broken.items():
         assert run(change)[0] == 1 and said in run(change)[1]
     beyond: dict[str, Callable[[str], str]] = {
-        "nested too deeply": lambda text: text.replace("[[0]]", "[" * 40 + "0" + "]" * 40),
+        "nested too deeply": lambda text: text.replace("[[0]]", "[" * 9999 + "0" + "]" * 9999),
         "too many digits": lambda text: text.replace("[[0]]", "[[" + "1" * 5000 + "]]"),
         "too long": lambda text: text.replace("[[0]]", "[[0]" + " " * (1 << 25) + "]"),
         "too deep": lambda text: text.replace('{"close"', '{"halve": [0, 0, 0]}\n' * 1100 + '{"close"'),

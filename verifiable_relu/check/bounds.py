@@ -122,7 +122,7 @@ class State:
         self.made.clear()
         for number in self.graph.order:
             if number > after:
-                low, high = self._interval(number)
+                low, high = self.interval(number)
                 if number in self.ends:
                     old_low, old_high = self.ends[number]
                     # What is no number is no better end.
@@ -130,7 +130,8 @@ class State:
                 self.ends[number] = low, high
             Refused.when(not np.all(self.size(number) <= LARGE), "values of the network are not bounded by 2³⁰⁰")
 
-    def _interval(self, number: int) -> Ends:
+    def interval(self, number: int) -> Ends:
+        """Return numbers between which a node's values lie, if those of its sources lie between their ends."""
         node = self.graph.nodes[number]
         if isinstance(node, Affine):
             total, reach = node.bias[None], np.zeros((1, node.size))

@@ -1,22 +1,16 @@
-"""One certificate, one network, one property: accepted, with what was proven, or refused; and folders of certificates.
+"""One certificate, one network, one property: accepted, with what was proven, or refused.
 
-Points of *sat* are evaluated exactly, or enclosed where there is no exact value. A folder is checked on as many
-processes as there are cores; ``certificates.csv`` in it says which network and which property each certificate is of.
+Points of *sat* are evaluated exactly, or enclosed where there is no exact value.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -32,14 +26,7 @@ from verifiable_relu.check.properties import Disjunct, read_property
 from verifiable_relu.check.records import Records, content, listed, number_of, opened, rational
 from verifiable_relu.check.running import ARITHMETICS
 
-Made = TypeVar("Made")
-
 VERSION = 6
-
-TABLE = "certificates.csv"
-
-REFUSED, UNREAD = 1, 2
-"""The exit statuses of a check that does not accept."""
 
 LARGEST_NETWORK, LARGEST_PROPERTY = 1 << 31, 1 << 25
 """Most bytes of files, unpacked."""
@@ -74,13 +61,13 @@ def _checked(records: Records, files: dict[str, bytes], paths: dict[str, Any], a
     given = dict(zip(keys, records.take(*keys[:-2], optional=keys[-2:]), strict=True))
     _require_header(given, files, arithmetic)
     running, joint = ARITHMETICS.get(given["arithmetic"]), given["joint"]
-    graph = _named(paths["network"], lambda: read_model(files["network"], running))
+    graph = _named(paths["network"], read_model, files["network"], running)
     if joint is not None:
         unknown = running is not None and running.result
         Refused.when(unknown, "no family is known in an arithmetic in which stored weights are rounded")
         graph = graph.hardened([rational(value) for value in listed(joint)], running is not None)
     if two:
-        second = _named(paths["other"], lambda: read_model(files["other"], running))
+        second = _named(paths["other"], read_model, files["other"], running)
         counted = [len(each.activations) for each in (graph, second)]
         pairs = [
             [number_of(i, n, "activation") for i, n in zip(listed(pair, 2), counted, strict=True)]
@@ -90,7 +77,7 @@ def _checked(records: Records, files: dict[str, bytes], paths: dict[str, Any], a
         graph = joined(graph, second, [(i, j) for i, j in pairs])
     sizes = graph.nodes[0].size, graph.nodes[graph.output].size
     text = files["property"].decode("utf-8-sig", "replace")
-    disjuncts = _named(paths["property"], lambda: read_property(text, *sizes))
+    disjuncts = _named(paths["property"], read_property, text, *sizes)
     if given["claim"] == "sat":
         point = [rational(value) for value in listed(records.take("point")[0], sizes[0])]
         at = check_point(graph, disjuncts, point)
@@ -128,16 +115,16 @@ def _claimed(given: dict[str, Any], two: bool) -> str:
     return f"unsat: {whom} maps {'any' if ran else 'no'} point of the property's boxes into its unsafe set"
 
 
-def _named(path: Path, read: Callable[[], Made]) -> Made:
+def _named(path: Path, read: Callable[..., Any], *given: Any) -> Any:
     try:
-        return read()
+        return read(*given)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
 
 
-def _rationals(values: Number) -> Number:
-    found = np.empty(values.size, object)
-    found[:] = [Fraction(value) for value in values.ravel().tolist()]
+def _rationals(values: Any) -> Number:
+    found = np.empty(len(values), object)
+    found[:] = [Fraction(value) for value in values]
     return found
 
 
@@ -146,15 +133,12 @@ def _product(matrix: Matrix, x: Number) -> Number:
     if matrix.ndim == 1:
         return np.asarray(x * _rationals(matrix))
     entries, scale = sparse.coo_array(matrix), math.lcm(1, *(value.denominator for value in x))
-    mantissas, exponents = np.frexp(entries.data)
-    least = int(exponents.min(initial=0)) - 53
-    shifts = (exponents - 53 - least).tolist()
-    whole = np.array([int(m) << e for m, e in zip(np.ldexp(mantissas, 53), shifts, strict=True)], object)
+    ratios = [value.as_integer_ratio() for value in entries.data.tolist()]
+    power = max((bottom for _, bottom in ratios), default=1)
+    whole = np.array([top * (power // bottom) for top, bottom in ratios], object)
     sums = np.zeros(matrix.shape[0], dtype=object)
     np.add.at(sums, entries.row, np.array([int(value * scale) for value in x], object)[entries.col] * whole)
-    found = np.empty(len(sums), object)
-    found[:] = [Fraction(int(total), scale) * Fraction(2) ** least for total in sums]
-    return found
+    return _rationals([Fraction(int(total), scale * power) for total in sums])
 
 
 def evaluated(graph: Graph, point: list[Fraction]) -> list[Fraction] | None:
@@ -213,44 +197,3 @@ def check_point(graph: Graph, disjuncts: list[Disjunct], point: list[Fraction]) 
         unsure = unsure or possible
     BadInput.when(unsure, "the outputs at the point are not known closely enough")
     raise Refused("the point is in no disjunct of the property")
-
-
-def check_folder(folder: Path) -> Iterator[tuple[str, str, str, int, str]]:
-    """Check all certificates of a folder, each in a process of its own.
-
-    Yields:
-        The names of the certificate, the network and the property, the exit status, and what the checker says, in the
-        order of the table; of several lines for a network and a property, the last one counts.
-
-    Raises:
-        BadInput: if there is no table, or a file that is none.
-    """
-    table = folder / TABLE
-    try:
-        text = content(table, 1 << 30).decode("utf-8", "surrogateescape")
-        lines = list(csv.DictReader(text.splitlines(), restval=""))
-        rows = {(row["onnx"], row["vnnlib"], row.get("other", "")): row["certificate"] for row in lines}
-    except (BadInput, KeyError, csv.Error) as error:
-        raise BadInput(f"{table}: no table of certificates: {error}") from error
-
-    def alone(name: str, net: str, spec: str, other: str) -> tuple[int, str]:
-        # Of the line that was being written when a run was killed, or the disk was full, the end is missing.
-        if not (name and net and spec):
-            return REFUSED, "the line of the table is not whole" if name else "no certificate"
-        # A name is one of this folder, whatever the table says.
-        files = [str(folder / Path(name).name), "--net", _packed(net), "--spec", _packed(spec)]
-        files += ["--other", _packed(other)] if other else []
-        command = [sys.executable, "-m", "verifiable_relu.check", *files]
-        ended = subprocess.run(command, capture_output=True, errors="replace", check=False)
-        said = (ended.stdout or ended.stderr).splitlines() or [f"the checker ended with status {ended.returncode}"]
-        # What ends a process from outside has numbers below 0.
-        return ended.returncode if 0 <= ended.returncode <= UNREAD else UNREAD, said[-1]
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        waiting = [(name, *key[:2], pool.submit(alone, name, *key)) for key, name in rows.items()]
-        for name, net, spec, future in waiting:
-            yield name, net, spec, *future.result()
-
-
-def _packed(path: str) -> str:
-    return path if os.path.lexists(path) or not os.path.lexists(f"{path}.gz") else f"{path}.gz"

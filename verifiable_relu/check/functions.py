@@ -1,8 +1,5 @@
 """Functions of one variable, neuron by neuron: f − t·z between its least and its largest value over an interval.
 
-In float64 the results of ``least`` and ``most`` of ``Kinked`` are off by a few units of the size of f(z) and t·z, which
-whoever asks charges (``bounds``); all others charge it themselves.
-
 Of smooth functions: on a part [a, b] of an interval where h(z) = f(z) − t·z is concave, h is at least the smaller of
 h(a) and h(b); where it is convex, it is at least h(m) + h′(m)·(z − m), for any m of the part. How well m is chosen
 changes how tight a bound is, and not whether it is right, so that m alone is found by functions that nobody has checked
@@ -14,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from scipy import special
@@ -53,28 +49,25 @@ class Function:
         """Return where it is not one linear function over [low, high]."""
         return np.ones(np.shape(low), bool)
 
-    def corners(self, low: Number, high: Number) -> list[tuple[Number, Number]]:
-        """Return points z and values; over [low, high], f(z) − t·z is at least the least of value − t·z."""
+    def corners(self, low: Number, high: Number, sign: int) -> list[tuple[Number, Number]]:
+        """Return points z and values; over [low, high], sign·f(z) − t·z is at least the least of value − t·z."""
         raise NotImplementedError
 
-    def least(self, t: Number, low: Number, high: Number) -> Number:
-        """Return a lower bound of f(z) − t·z over low ≤ z ≤ high."""
-        found = np.full(np.broadcast_shapes(np.shape(low), np.shape(t)), np.inf)
-        for z, value in self.corners(low, high):
-            off = np.where(t == 0, 0.0, 16 * UNIT * (np.abs(value) + np.abs(t * z)) + TINY)
-            found = np.minimum(found, value - t * z - off)
-        return found
+    def least(self, t: Number, low: Number, high: Number, sign: int = 1) -> Number:
+        """Return a lower bound of sign·f(z) − t·z over low ≤ z ≤ high."""
+        found, size = np.inf, 0.0
+        for z, value in self.corners(low, high, sign):
+            product = t * z
+            found, size = np.minimum(found, value - product), np.maximum(size, np.abs(value) + np.abs(product))
+        return found - np.where(t == 0, 0.0, 16 * UNIT * size + TINY)
 
     def most(self, t: Number, low: Number, high: Number) -> Number:
-        """Return an upper bound of f(z) − t·z; by default that of an f with f(−z) = −f(z)."""
-        return np.asarray(-self.least(t, -high, -low))
+        """Return an upper bound of f(z) − t·z over low ≤ z ≤ high."""
+        return np.asarray(-self.least(-t, low, high, -1))
 
     def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
-        """Return slopes of good lower and upper lines over [low, high], by default the chord's."""
-        none = np.zeros_like(low)
-        rise = self.most(none, high, high) - self.least(none, low, low)
-        chord = rise / np.where(high > low, high - low, 1.0)
-        return chord, chord
+        """Return the default slopes of a lower and of an upper line over [low, high]."""
+        raise NotImplementedError
 
     def range(self, low: Number, high: Number) -> tuple[Number, Number]:
         """Return numbers between which f(z) lies, rounding included."""
@@ -92,19 +85,14 @@ class Kinked(Function):
     def is_open(self, low: Number, high: Number) -> Number:
         return np.asarray((low < 0) & (high > 0))
 
-    def least(self, t: Number, low: Number, high: Number, end: Any = np.minimum) -> Number:
-        middle = np.minimum(np.maximum(low, 0), high)
-        one, two, three = (np.where(p >= 0, p, self.slope * p) - t * p for p in (low, high, middle))
-        return np.asarray(end(end(one, two), three))
-
-    def most(self, t: Number, low: Number, high: Number) -> Number:
-        return self.least(t, low, high, np.maximum)
-
-    def range(self, low: Number, high: Number) -> tuple[Number, Number]:
-        below, above = super().range(low, high)
+    def corners(self, low: Number, high: Number, sign: int) -> list[tuple[Number, Number]]:
+        points = low, high, np.minimum(np.maximum(low, 0), high)
+        values = [(z, sign * np.where(z >= 0, z, self.slope * z)) for z in points]
         # Products with slopes are rounded, but for those with 0 and ±1.
-        exact = np.isin(self.slope, (-1.0, 0.0, 1.0)) | (low >= 0)
-        return np.where(exact, below, np.nextafter(below, -np.inf)), np.where(exact, above, np.nextafter(above, np.inf))
+        rounded = (self.slope != 0) & (np.abs(self.slope) != 1)
+        if not rounded.any():
+            return values
+        return [(z, np.where(rounded & (z < 0), np.nextafter(value, -np.inf), value)) for z, value in values]
 
     def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
         free = self.is_open(low, high)
@@ -117,15 +105,21 @@ class Kinked(Function):
 class Rounded(Function):
     """The whole number next to z, of two the even one: it never falls, and lies between z − 1/2 and z + 1/2.
 
-    Over low ≤ z ≤ high it is at least max(round(low), z − 1/2), which less t·z is least at an end or at the corner.
+    Over low ≤ z ≤ high it is at least max(round(low), z − 1/2), which less t·z is least at an end or at the corner; and
+    f(−z) = −f(z).
     """
 
     kind = "Round"
 
-    def corners(self, low: Number, high: Number) -> list[tuple[Number, Number]]:
+    def corners(self, low: Number, high: Number, sign: int) -> list[tuple[Number, Number]]:
+        low, high = (low, high) if sign > 0 else (-high, -low)
         first = np.rint(low)
         points = low, np.minimum(np.maximum(first + 0.5, low), high), high
-        return [(z, np.maximum(first, z - 0.5)) for z in points]
+        return [(sign * z, np.maximum(first, z - 0.5)) for z in points]
+
+    def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
+        middle = 0.5 * low + 0.5 * high
+        return np.where(middle > np.rint(low) + 0.5, 1.0, 0.0), np.where(middle < np.rint(high) - 0.5, 1.0, 0.0)
 
 
 class Signs(Function):
@@ -133,10 +127,16 @@ class Signs(Function):
 
     kind = "Sign"
 
-    def corners(self, low: Number, high: Number) -> list[tuple[Number, Number]]:
+    def corners(self, low: Number, high: Number, sign: int) -> list[tuple[Number, Number]]:
+        low, high = (low, high) if sign > 0 else (-high, -low)
         middle = np.minimum(np.maximum(low, 0.0), high)
         below = np.where((middle == 0) & (low < 0), -1.0, np.sign(middle))
-        return [(low, np.sign(low)), (high, np.sign(high)), (middle, below)]
+        return [(sign * z, value) for z, value in ((low, np.sign(low)), (high, np.sign(high)), (middle, below))]
+
+    def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
+        rise, middle = np.sign(high) - np.sign(low), 0.5 * low + 0.5 * high
+        right, left = np.maximum(low, high), -np.minimum(low, high)
+        return rise / np.where(middle > 0, right, np.inf), rise / np.where(middle < 0, left, np.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,15 +152,12 @@ class Difference(Function):
     over: Number
     kind = "Difference"
 
-    def corners(self, low: Number, high: Number) -> list[tuple[Number, Number]]:
-        values = [np.minimum(self.low_slope * d, self.high_slope * d) - self.under for d in (low, high)]
+    def corners(self, low: Number, high: Number, sign: int) -> list[tuple[Number, Number]]:
+        off = self.under if sign > 0 else self.over
+        values = [np.minimum(sign * self.low_slope * d, sign * self.high_slope * d) - off for d in (low, high)]
         # The difference is rounded, where there is one.
-        exact = self.under == 0
+        exact = off == 0
         return [(d, np.where(exact, v, np.nextafter(v, -np.inf))) for d, v in zip((low, high), values, strict=True)]
-
-    def most(self, t: Number, low: Number, high: Number) -> Number:
-        """Return an upper bound: the negative is of the same kind, with slopes and bounds of e exchanged."""
-        return -Difference(-self.low_slope, -self.high_slope, self.over, self.under).least(-t, low, high)
 
     def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
         ends = [np.maximum(self.low_slope * d, self.high_slope * d) for d in (low, high)]
@@ -212,7 +209,7 @@ def normal(h: Number) -> tuple[Number, Number, Number, Number]:
 
 @dataclass(frozen=True)
 class Shape:
-    """A smooth function of one variable, or ReLU.
+    """A smooth function of one variable.
 
     Attributes:
         values: its values, and its slopes, at points.
@@ -220,8 +217,6 @@ class Shape:
         knots: where its second derivative changes its sign, each as an interval that holds the place.
         convex: of the parts between the knots, whether they are convex.
         steepest: its slope is at most so large.
-        range: its values are between these.
-        keeps_sign: whether f(z) has the sign of z.
     """
 
     values: Callable[[Number], tuple[Valued, Valued]]
@@ -229,8 +224,6 @@ class Shape:
     knots: tuple[tuple[float, float], ...]
     convex: tuple[bool, ...]
     steepest: float
-    range: tuple[float, float] = (-np.inf, np.inf)
-    keeps_sign: bool = False
 
     def least(self, t: Number, low: Number, high: Number, sign: int = 1) -> Number:
         """Return a lower bound of sign·f(z) − t·z over low ≤ z ≤ high; all shapes are broadcast."""
@@ -256,10 +249,17 @@ class Shape:
                     bound = np.minimum(bound, sign * value - part * end - error)
                     size = np.maximum(size, np.abs(value) + np.abs(part * end))
             found[there] = np.minimum(found[there], bound - 16 * UNIT * size - TINY)
-        # No rounding takes the function itself out of its range, or over zero. Nothing is known of an empty interval.
-        positive = (low >= 0 if sign > 0 else high <= 0) & self.keeps_sign
-        floor = np.where(positive, 0.0, sign * self.range[0 if sign > 0 else 1])
-        return np.where(low > high, np.nan, np.where(t == 0, np.maximum(found, floor), found))
+        # Nothing is known of an empty interval.
+        return np.where(low > high, np.nan, found)
+
+    def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
+        """Return the slopes of a line below and of one above: the chord, and the tangent in the middle."""
+        middle, wide = 0.5 * low + 0.5 * high, high > low
+        (at_low, _), (at_high, _), (at, _) = (self.values(z)[0] for z in (low, high, middle))
+        tangent = self.guess(middle)
+        chord = np.where(wide, (at_high - at_low) / np.where(wide, high - low, 1.0), tangent)
+        bulges = at >= 0.5 * at_low + 0.5 * at_high
+        return np.where(bulges, chord, tangent), np.where(bulges, tangent, chord)
 
     def _tangent(self, a: Number, b: Number, t: Number, sign: int) -> tuple[Number, Number]:
         """Return a lower bound over a ≤ z ≤ b, where sign·f is convex; and the size of the numbers it is made of."""
@@ -281,23 +281,14 @@ class Curve(Function):
     """What an activation may be: any function that is nowhere below ``lower`` and nowhere above ``upper``."""
 
     lower: Shape
-    upper: Shape
+    upper: Shape | Kinked
     kind: str = ""
 
-    def least(self, t: Number, low: Number, high: Number) -> Number:
-        return self.lower.least(t, low, high)
-
-    def most(self, t: Number, low: Number, high: Number) -> Number:
-        return -self.upper.least(-t, low, high, -1)
+    def least(self, t: Number, low: Number, high: Number, sign: int = 1) -> Number:
+        return (self.lower if sign > 0 else self.upper).least(t, low, high, sign)
 
     def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
-        middle = 0.5 * low + 0.5 * high
-        tangent = [shape.guess(middle) for shape in (self.lower, self.upper)]
-        wide = high > low
-        (at_low, _), (at_high, _), (at, _) = (self.lower.values(z)[0] for z in (low, high, middle))
-        chord = np.where(wide, (at_high - at_low) / np.where(wide, high - low, 1.0), tangent[0])
-        bulges = at >= 0.5 * at_low + 0.5 * at_high
-        return np.where(bulges, chord, tangent[0]), np.where(bulges, tangent[1], chord)
+        return self.lower.slopes(low, high)[0], self.upper.slopes(low, high)[1]
 
 
 def _sigmoid(z: Number) -> tuple[Valued, Valued]:
@@ -311,11 +302,6 @@ def _tanh(z: Number) -> tuple[Valued, Valued]:
     """Return 2·sigmoid(2·z) − 1."""
     (value, error), (slope, off) = _sigmoid(2 * z)
     return (2 * value - 1, 2 * error + 2 * UNIT), (4 * slope, 4 * off)
-
-
-def _relu(z: Number) -> tuple[Valued, Valued]:
-    zero = np.zeros_like(z)
-    return (np.maximum(z, 0), zero), (np.where(z > 0, 1.0, 0.0), zero)
 
 
 def _gelu(scale: float) -> Shape:
@@ -337,13 +323,12 @@ def _gelu(scale: float) -> Shape:
         return np.asarray(special.ndtr(np.sqrt(2) * h) + h * np.exp(-np.minimum(h * h, 700.0)) / np.sqrt(np.pi))
 
     near, far = (1 - KNOT) / scale, (1 + KNOT) / scale
-    return Shape(values, guess, ((-far, -near), (near, far)), (False, True, False), 1.13, keeps_sign=True)
+    return Shape(values, guess, ((-far, -near), (near, far)), (False, True, False), 1.13)
 
 
 _FLAT = ((0.0, 0.0),)
-_EXPIT = Shape(_sigmoid, lambda z: special.expit(z) * special.expit(-z), _FLAT, (True, False), 0.25, (0.0, 1.0))
-_TANH = Shape(_tanh, lambda z: 1 - np.tanh(z) ** 2, _FLAT, (True, False), 1.0, (-1.0, 1.0), keeps_sign=True)
-_RELU = Shape(_relu, lambda z: np.where(z > 0, 1.0, 0.0), (), (True,), 1.0, keeps_sign=True)
+_EXPIT = Shape(_sigmoid, lambda z: special.expit(z) * special.expit(-z), _FLAT, (True, False), 0.25)
+_TANH = Shape(_tanh, lambda z: 1 - np.tanh(z) ** 2, _FLAT, (True, False), 1.0)
 SIGMOID, TANH = Curve(_EXPIT, _EXPIT, "Sigmoid"), Curve(_TANH, _TANH, "Tanh")
 
 
@@ -354,4 +339,4 @@ def gelu(scale: float) -> Curve:
 
 def family(hardness: float) -> Curve:
     """Return ReLU and all λ-GELUs with λ ≥ ``hardness``: x·Φ(λx) grows with λ at every x, and towards ReLU."""
-    return Curve(_gelu(hardness * 0.7071067811865476), _RELU, "family")
+    return Curve(_gelu(hardness * 0.7071067811865476), Kinked(np.zeros(1)), "family")

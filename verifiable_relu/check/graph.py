@@ -37,7 +37,7 @@ class Affine(Node):
     """v = Σ matrix·(value of source) + bias, in float64 numbers that hold the file's own weights without rounding.
 
     Attributes:
-        matrices: one for each source; no source is named twice.
+        matrices: one for each source.
         relative: where the operator's true coefficients are no binary numbers, or where what runs it rounds, a bound
             of the relative error of every entry of the matrices and of the bias; otherwise 0.
         lost: what else the value may be off by, (size,) or one number.
@@ -81,15 +81,9 @@ def _longest(matrix: Matrix, axis: int) -> int:
 
 
 def affine(terms: Iterable[tuple[int, Matrix]], bias: Number, relative: float = 0.0, lost: Any = 0.0) -> Affine:
-    """Return the node of terms; those of one source are added up."""
-    found: dict[int, Matrix] = {}
-    for source, matrix in terms:
-        if source in found:
-            both = [part if part.ndim == 2 else sparse.diags_array(part) for part in (found[source], matrix)]
-            found[source] = sparse.csr_array(both[0] + both[1])
-        else:
-            found[source] = matrix
-    return Affine(tuple(found), len(bias), list(found.values()), bias, relative, lost)
+    """Return the node of terms."""
+    sources, matrices = zip(*terms, strict=True)
+    return Affine(sources, len(bias), list(matrices), bias, relative, lost)
 
 
 @dataclass(eq=False)
@@ -169,7 +163,9 @@ class Graph:
             BadInput: if nothing but the order is known of some value on the way to the output.
         """
         output = self.output
-        while comparing and (isinstance(node := self.nodes[output], Ordered) or _is_increasing(node)):
+        while comparing and isinstance(node := self.nodes[output], Ordered | Activation):
+            if isinstance(node, Activation) and node.function.kind not in ("Sigmoid", "Tanh"):
+                break
             output = node.source
         found = self if output == self.output else Graph(self.nodes, output, self.second)
         if any(isinstance(self.nodes[number], Ordered) for number in found.order):
@@ -201,10 +197,6 @@ class Graph:
             Refused.when(outside, "a GELU that runs is no member of its family")
             nodes[place] = replace(node, function=family(float(value)))
         return Graph(nodes, self.output)
-
-
-def _is_increasing(node: Node) -> bool:
-    return isinstance(node, Activation) and node.function.kind in ("Sigmoid", "Tanh")
 
 
 def pick(index: Number, size: int) -> Matrix:
@@ -244,10 +236,8 @@ def joined(first: Graph, second: Graph, pairs: list[tuple[int, int]]) -> Graph:
         place[number] = len(nodes) - 1
     ends = first.output, place[second.output]
     sizes = [nodes[end].size for end in ends]
-    index = np.arange(sum(sizes))
-    parts = np.where(index < sizes[0], index, -1), np.maximum(index - sizes[0], -1)
-    terms = [(end, pick(part, size)) for end, part, size in zip(ends, parts, sizes, strict=True)]
-    nodes.append(affine(terms, np.zeros(sum(sizes))))
+    matrices = (sparse.eye_array(sum(sizes), n, k=k, format="csr") for n, k in zip(sizes, (0, -sizes[0]), strict=True))
+    nodes.append(affine(zip(ends, matrices, strict=True), np.zeros(sum(sizes))))
     return Graph(nodes, len(nodes) - 1, len(first.nodes))
 
 
@@ -268,19 +258,14 @@ class Tensor:
 
 
 @dataclass
-class Gate:
-    """scale·erf(x) + offset, entry by entry: what GELU multiplies with a multiple of x."""
+class Whole:
+    """Quantised numbers of a type; what adds such numbers may wrap around."""
 
     x: Tensor
-    scale: Fraction = Fraction(1)
-    offset: Fraction = Fraction(0)
-
-    @property
-    def index(self) -> Number:
-        return self.x.index
+    kind: str
 
 
-Value = Tensor | Gate | Number
+Value = Tensor | Whole | Number
 
 Multiple = tuple[Tensor, Fraction]
 """A tensor as factor·x."""
@@ -292,13 +277,13 @@ class Builder:
 
     Attributes:
         multiples: of nodes that are a number times a tensor, both.
-        whole: of nodes whose values are quantised numbers, their type; what adds such numbers may wrap around.
+        gates: of nodes that are scale·erf(x) + offset, what GELU multiplies with a multiple of x: all three.
         stored: what becomes of stored numbers where operators are taken as what runs them computes them; else None.
     """
 
     nodes: list[Any] = field(default_factory=list)
     multiples: dict[int, Multiple] = field(default_factory=dict)
-    whole: dict[int, str] = field(default_factory=dict)
+    gates: dict[int, tuple[Tensor, Fraction, Fraction]] = field(default_factory=dict)
     stored: Callable[[Number], Number] | None = None
 
     def traced(self, tensor: Tensor) -> list[Multiple]:
@@ -317,35 +302,14 @@ class Builder:
         self.nodes.append(node)
         return Tensor(len(self.nodes) - 1, np.arange(node.size).reshape(shape))
 
-    def at(self, node: int, index: Number) -> Tensor:
-        """Return entries of a node as a tensor; no tensor names an entry twice, or matrices would add its weights."""
-        found = Tensor(node, index)
-        if len(np.unique(index)) == index.size:
-            return found
-        return Tensor(self.settled(found), np.arange(index.size).reshape(index.shape))
-
-    def term(self, x: Tensor, matrix: Matrix) -> tuple[int, Matrix]:
-        """Return a matrix of a tensor's entries as one of those of a node."""
-        if self._is_all(x):
-            return x.node, matrix
-        if matrix.ndim == 2 and len(np.unique(x.index)) < x.index.size:
-            return self.settled(x), matrix
-        # One entry of a column alone is not zero: the products are exact.
-        picked = pick(x.index, self.nodes[x.node].size)
-        return x.node, sparse.csr_array(sparse.diags_array(matrix) @ picked) if matrix.ndim == 1 else matrix @ picked
-
-    def _is_all(self, x: Tensor) -> bool:
-        return np.array_equal(x.index.ravel(), np.arange(self.nodes[x.node].size))
-
     def settled(self, x: Tensor) -> int:
         """Return the number of a node whose value is the tensor."""
-        if self._is_all(x):
+        size = self.nodes[x.node].size
+        if np.array_equal(x.index.ravel(), np.arange(size)):
             return x.node
-        moved = affine([(x.node, pick(x.index, self.nodes[x.node].size))], np.zeros(x.index.size))
+        moved = affine([(x.node, pick(x.index, size))], np.zeros(x.index.size))
         moved.moves = True
         self.nodes.append(moved)
-        if x.node in self.whole:
-            self.whole[len(self.nodes) - 1] = self.whole[x.node]
         return len(self.nodes) - 1
 
 
@@ -402,14 +366,15 @@ class Call:
 
     def affine(self, x: Tensor, matrix: Matrix, bias: Number, shape: Sequence[int], relative: float = 0.0) -> Tensor:
         """Return matrix·x + bias as a tensor of the shape."""
-        node = affine([self.build.term(x, matrix)], np.ascontiguousarray(bias, np.float64), relative)
+        node = affine([(self.build.settled(x), matrix)], np.ascontiguousarray(bias, np.float64), relative)
         sizes = np.abs(matrix.data if sparse.issparse(matrix) else matrix)
         BadInput.when(not (np.isfinite(sizes).all() and np.isfinite(node.bias).all()), "weights are not finite")
         return self.build.computed(node, shape)
 
-    def scaled(self, factor: Number, bias: Number, relative: float = 0.0, exact: Fraction | None = None) -> Tensor:
-        """Return factor·x + bias of the computed input; ``exact``: the true factor, for one that is off."""
-        x = next(value for value in self.inputs if isinstance(value, Tensor))
+    def scaled(
+        self, x: Tensor, factor: Number, bias: Number, relative: float = 0.0, exact: Fraction | None = None
+    ) -> Tensor:
+        """Return factor·x + bias; ``exact``: the true factor, for one that is off."""
         shape = spread(x.shape, factor.shape, bias.shape)
         source = Tensor(x.node, np.broadcast_to(x.index, shape))
         diagonal, added = (np.broadcast_to(part, shape).ravel() for part in (factor, bias))
@@ -418,6 +383,9 @@ class Call:
             exact = Fraction(float(factor.item()))
         if exact is not None and not bias.any():
             self.build.multiples[made.node] = source, exact
+        if exact is not None and bias.size == 1 and (gate := self.build.gates.get(x.node)):
+            argument = Tensor(gate[0].node, gate[0].index.ravel()[source.index])
+            self.build.gates[made.node] = argument, exact * gate[1], exact * gate[2] + Fraction(float(bias.item()))
         return made
 
 

@@ -10,10 +10,10 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from verifiable_relu.check.errors import BadInput
-from verifiable_relu.check.graph import LARGEST, Builder, Call, Gate, Graph, Node, Tensor, Value
+from verifiable_relu.check.graph import LARGEST, Builder, Call, Graph, Node, Tensor, Value, Whole
 from verifiable_relu.check.numbers import Number
 from verifiable_relu.check.operators import MOVED, OPERATORS
-from verifiable_relu.check.running import RoundingModel, Running, require_rounded
+from verifiable_relu.check.running import RoundingModel, Running
 
 MOVES = {"Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 """Operators that are evaluated where all their inputs are constants: they move numbers and round none."""
@@ -21,15 +21,12 @@ MOVES = {"Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Slice", "S
 OPSETS, FORMS = range(7, 24), range(3, 14)
 """The versions of the standard's operators, and of the files' form, that are known."""
 
-UNSORTED = 4096
-"""Most nodes that are put into order where they are not."""
-
 FLOATS = {onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
 """The types of inputs and outputs."""
 
 
 def read_model(data: bytes, arithmetic: RoundingModel | None = None) -> Graph:
-    """The graph of an ONNX file with one input and one output; a leading axis of the input of unknown size is 1.
+    """Return the graph of an ONNX file with one input and one output; a leading axis of the input of unknown size is 1.
 
     Args:
         data: the file.
@@ -46,9 +43,7 @@ def read_model(data: bytes, arithmetic: RoundingModel | None = None) -> Graph:
         reader = _ModelReader(model, arithmetic)
         graph = reader.graph()
         # ONNX's own functions may crash on operators that are malformed: they see those alone that have been read.
-        reader.complete()
-        onnx.checker.check_model(model.SerializeToString() if reader.mended else data, full_check=True)
-        reader.compare_shapes()
+        reader.compare()
         return graph
     except BadInput:
         raise
@@ -58,25 +53,20 @@ def read_model(data: bytes, arithmetic: RoundingModel | None = None) -> Graph:
 
 
 class _ModelReader:
-    """The tensors of a model's graph, read in the order of the file as far as that can be read.
-
-    ``mended``: whether the model is no longer that of the file: nodes were moved, or an output got a type.
-    """
+    """The tensors of a model's graph."""
 
     def __init__(self, model: onnx.ModelProto, arithmetic: RoundingModel | None) -> None:
         self.model, self.build = model, Builder()
         self.tensors: dict[str, Value | None] = {"": None}
-        self.running = None if arithmetic is None else Running(self.build, arithmetic, self.tensors)
+        self.running = None if arithmetic is None else Running(self.build, arithmetic)
         versions = {entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")}
         self.opset = versions.pop() if len(versions) == 1 else 0
-        self.mended = _sort(model.graph)
 
     def graph(self) -> Graph:
         graph = self.model.graph
         known = self.opset in OPSETS and self.model.ir_version in FORMS
         BadInput.when(not known, "its operator set, or the version of its form, is not known")
-        unknown = graph.sparse_initializer or self.model.functions
-        BadInput.when(unknown, "sparse weights and functions of its own are not known")
+        BadInput.when(graph.sparse_initializer or self.model.functions, "sparse weights and functions are not known")
         for initializer in graph.initializer:
             self._name(initializer.name, np.array(numpy_helper.to_array(initializer)))
         inputs = [i for i in graph.input if i.name not in self.tensors]
@@ -87,15 +77,13 @@ class _ModelReader:
         known = min(dims, default=0) > 0 and np.prod(dims, dtype=float) <= LARGEST
         BadInput.when(not known, "the shape of the input is not known")
         source = self.build.computed(Node((), int(np.prod(dims))), dims)
-        self._name(inputs[0].name, source if self.running is None else self.running.begun(source))
+        self._name(inputs[0].name, source if self.running is None else self.running.result(source))
         for node in graph.node:
             try:
                 found = self._value(node)
-                BadInput.when(np.size(_places(found)) == 0, "it is empty")
-                BadInput.when(isinstance(found, np.ndarray) and not np.isfinite(found).all(), "it is not finite")
                 self._name(node.output[0], found)
-                if self.running is not None:
-                    self.running.require_kept(node)
+                BadInput.when(0 in self._shape(node.output[0]), "it is empty")
+                BadInput.when(isinstance(found, np.ndarray) and not np.isfinite(found).all(), "it is not finite")
             except Exception as error:
                 kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
                 place = f"node '{node.name or ' '.join(node.output)}' ({node.op_type})"
@@ -103,48 +91,43 @@ class _ModelReader:
         output = self.tensors.get(graph.output[0].name)
         if not isinstance(output, Tensor):
             raise BadInput("the output does not depend on the input")
-        made = Graph(self.build.nodes, self.build.settled(output))
         if self.running is not None:
-            require_rounded(made)
-        return made
-
-    def complete(self) -> None:
-        """Give an output without a type or a shape those that ONNX infers."""
-        (output,) = self.model.graph.output
-        if not output.type.tensor_type.HasField("shape"):
-            (found,) = onnx.shape_inference.infer_shapes(self.model).graph.output
-            output.CopyFrom(found)
-            self.mended = True
-        self._require_floats(output)
+            output = self.running.output(output)
+        return Graph(self.build.nodes, self.build.settled(output))
 
     def _require_floats(self, end: onnx.ValueInfoProto) -> None:
         known = end.type.tensor_type.elem_type in (FLOATS if self.running is None else {onnx.TensorProto.FLOAT})
         BadInput.when(not known, "an input and an output of floating-point numbers are expected, float32 if they run")
 
-    def compare_shapes(self) -> None:
-        """Compare the shapes of all values with those that ONNX's inference finds for a batch of one.
+    def compare(self) -> None:
+        """Compare the model with ONNX's checker, and the shapes of all values with those of its inference.
 
         Raises:
-            BadInput: if one differs, or ONNX does not tell it.
+            BadInput: if a shape differs, or ONNX does not tell it, for a batch of one.
         """
-        model = self.model
+        model, (output,) = self.model, self.model.graph.output
+        if not output.type.tensor_type.HasField("shape"):
+            output.CopyFrom(onnx.shape_inference.infer_shapes(model).graph.output[0])
+        self._require_floats(output)
+        onnx.checker.check_model(model, full_check=True)
         for end in model.graph.input:
-            shape = end.type.tensor_type.shape
-            for axis, size in zip(shape.dim, np.shape(_places(self.tensors[end.name])), strict=True):
+            for axis, size in zip(end.type.tensor_type.shape.dim, self._shape(end.name), strict=True):
                 axis.dim_value = size
         # What the file says of other shapes is no operator's definition.
         del model.graph.value_info[:]
-        for end in model.graph.output:
-            end.type.tensor_type.ClearField("shape")
+        output.type.tensor_type.ClearField("shape")
         found = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True).graph
         types = {value.name: value.type.tensor_type for value in (*found.value_info, *found.output)}
-        known = {name: of.shape.dim for name, of in types.items() if of.HasField("shape")}
+        shapes = {name: type_.shape.dim for name, type_ in types.items() if type_.HasField("shape")}
         for node in model.graph.node:
             name = node.output[0]
-            ours, theirs = np.shape(_places(self.tensors[name])), known.get(name)
-            if theirs is None or ours != tuple(axis.dim_value for axis in theirs):
-                said = "nothing" if theirs is None else [axis.dim_value for axis in theirs]
-                raise BadInput(f"the shape of '{name}' would be {list(ours)}, ONNX says {said}")
+            ours, theirs = list(self._shape(name)), [axis.dim_value for axis in shapes.get(name, ())]
+            if name not in shapes or ours != theirs:
+                raise BadInput(f"the shape of '{name}' would be {ours}, ONNX says {theirs if name in shapes else None}")
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        value: Any = self.tensors[name]
+        return tuple(getattr(value, "x", value).shape)
 
     def _name(self, name: str, value: Value) -> None:
         BadInput.when(name in self.tensors, f"two tensors are named '{name}'")
@@ -152,6 +135,7 @@ class _ModelReader:
 
     def _value(self, node: onnx.NodeProto) -> Value:
         BadInput.when(node.domain not in ("", "ai.onnx"), f"the operator set '{node.domain}' is not known")
+        BadInput.when(not set(node.input) <= self.tensors.keys(), "an input is made by no node before it")
         inputs = [self.tensors[name] for name in node.input]
         attributes: dict[str, Any] = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         if node.op_type == "Constant":
@@ -160,20 +144,20 @@ class _ModelReader:
             return np.array(numpy_helper.to_array(attributes["value"]))
         if node.op_type == "Shape" and isinstance(inputs[0], Tensor):
             return np.array(inputs[0].shape, np.int64)[attributes.get("start", 0) : attributes.get("end")]
-        if node.op_type != "DequantizeLinear" and not any(isinstance(value, Tensor | Gate) for value in inputs):
-            return self._constant(node, [value for value in inputs if isinstance(value, np.ndarray)])
+        stored = [value for value in inputs if value is None or isinstance(value, np.ndarray)]
+        if node.op_type != "DequantizeLinear" and len(stored) == len(inputs):
+            return self._constant(node, [value for value in stored if value is not None])
         operator = OPERATORS.get(node.op_type)
         if operator is None:
             raise BadInput("the operator is not known")
         BadInput.when(len(node.output) > 1 and node.op_type != "Dropout", "only its first output is known")
-        whole = {self.build.whole[v.node] for v in inputs if isinstance(v, Tensor) and v.node in self.build.whole}
-        BadInput.when(whole and node.op_type not in MOVED, "it is not known for quantised numbers")
-        found = operator(Call(self.build, node, inputs, attributes, self.opset))
-        if whole and isinstance(found, Tensor) and node.op_type != "DequantizeLinear":
-            self.build.whole[found.node] = whole.pop()
-        if self.running is None:
-            return found
-        return self.running.operator(node, found)
+        call, first = Call(self.build, node, inputs, attributes, self.opset), inputs[0]
+        if isinstance(first, Whole) and node.op_type in MOVED:
+            call.inputs[0] = first.x
+            made: Any = operator(call)
+            return Whole(made, first.kind)
+        found = operator(call)
+        return found if self.running is None else self.running.operator(node.op_type, found)
 
     def _constant(self, node: onnx.NodeProto, inputs: list[Number]) -> Number:
         if node.op_type not in MOVES or len(inputs) < len(node.input):
@@ -185,25 +169,3 @@ class _ModelReader:
         if node.op_type == "Cast" and not (inputs[0].astype(np.float64) == found.astype(np.float64)).all():
             raise BadInput("the cast changes numbers")
         return found
-
-
-def _sort(graph: onnx.GraphProto) -> bool:
-    """Put next, again and again, the first node that needs nothing of those left; return True if any was moved."""
-    left, order = list(enumerate(graph.node)), list[tuple[int, onnx.NodeProto]]()
-    missing = {name for node in graph.node for name in node.output if name}
-    while left:
-        at = next((at for at, (_, node) in enumerate(left) if missing.isdisjoint(node.input)), None)
-        if at is None or (at and len(left) > UNSORTED):
-            raise BadInput("its nodes are in a circle, or so many that they are not sorted here")
-        order.append(left.pop(at))
-        missing -= set(order[-1][1].output)
-    if order == sorted(order, key=lambda pair: pair[0]):
-        return False
-    del graph.node[:]
-    graph.node.extend(node for _, node in order)
-    return True
-
-
-def _places(value: Any) -> Any:
-    """An array of the shape of a tensor."""
-    return value.index if isinstance(value, Tensor | Gate) else value

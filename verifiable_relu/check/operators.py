@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any, cast
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from onnx.reference import ReferenceEvaluator
 from scipy import sparse
 
@@ -18,12 +16,12 @@ from verifiable_relu.check.functions import Kinked, Rounded, Signs
 from verifiable_relu.check.graph import (
     LARGEST,
     Call,
-    Gate,
     Maximum,
     Multiple,
     Ordered,
     Tensor,
     Value,
+    Whole,
     affine,
     pick,
     spread,
@@ -55,57 +53,42 @@ def moved(call: Call) -> Value:
     node, x, others = call.node, call.tensor(), call.inputs[1:]
     if node.op_type == "Gather":
         spread([x.index.size, np.asarray(others[0]).size])
-    BadInput.when(any(isinstance(other, Tensor | Gate) for other in others), "constant places are expected")
-    given = zip(node.input, (x.index, *others), strict=True)
+    given = all(other is None or isinstance(other, np.ndarray) for other in others)
+    BadInput.when(not given, "constant places are expected")
+    named = zip(node.input, (x.index, *others), strict=True)
     evaluator: Any = ReferenceEvaluator(node, opsets={"": call.opset})
-    index = np.asarray(evaluator.run(None, {name: value for name, value in given if name})[0])
-    return call.build.at(x.node, index)
-
-
-def _with_gate(call: Call) -> tuple[Gate, Fraction] | None:
-    """Return a gate, broadcast to the shape of the result, and a constant, if these are the inputs."""
-    for one, other in (call.inputs, call.inputs[::-1]):
-        if isinstance(one, Gate) and isinstance(other, np.ndarray) and other.size == 1 and np.isfinite(other).all():
-            x = Tensor(one.x.node, np.broadcast_to(one.x.index, spread(one.x.shape, other.shape)))
-            return replace(one, x=x), Fraction(float(other.astype(np.float64).item()))
-    return None
+    return Tensor(x.node, np.asarray(evaluator.run(None, {name: value for name, value in named if name})[0]))
 
 
 def _sum(call: Call, sign: int) -> Value:
-    if (parts := _with_gate(call)) is not None and sign > 0:
-        return replace(parts[0], offset=parts[0].offset + parts[1])
     if not all(isinstance(value, Tensor) for value in call.inputs):
         if isinstance(call.inputs[0], Tensor):
-            return call.scaled(ONE, sign * call.numbers(1))
-        return call.scaled(np.full((), float(sign)), call.numbers(0))
+            return call.scaled(call.tensor(), ONE, sign * call.numbers(1))
+        return call.scaled(call.tensor(1), np.full((), float(sign)), call.numbers(0))
     tensors = call.tensor(0), call.tensor(1)
     shape = spread(*(x.shape for x in tensors))
     one = np.ones(int(np.prod(shape)))
     wide = zip(tensors, (one, sign * one), strict=True)
-    terms = [call.build.term(Tensor(x.node, np.broadcast_to(x.index, shape)), factor) for x, factor in wide]
-    node = affine(terms, 0 * one)
-    alone = len(node.terms) == 1 and call.build.stored is not None and node.matrices[0].nnz < 2 * len(one)
-    BadInput.when(alone, "the rounding of a sum of a number with itself is not known")
-    return call.build.computed(node, shape)
+    terms = [(call.build.settled(Tensor(x.node, np.broadcast_to(x.index, shape))), factor) for x, factor in wide]
+    return call.build.computed(affine(terms, 0 * one), shape)
 
 
 def _product(call: Call) -> Value:
-    if any(isinstance(value, Gate) for value in call.inputs):
-        if (parts := _with_gate(call)) is None:
-            return _gated(call)
-        return replace(parts[0], scale=parts[0].scale * parts[1], offset=parts[0].offset * parts[1])
-    return call.scaled(call.numbers(1 if isinstance(call.inputs[0], Tensor) else 0), NONE)
+    if all(isinstance(value, Tensor) for value in call.inputs):
+        return _gated(call)
+    place = int(not isinstance(call.inputs[0], Tensor))
+    return call.scaled(call.tensor(place), call.numbers(1 - place), NONE)
 
 
 def _gated(call: Call) -> Value:
     """Return d·x times scale·(1 + erf(k·x)): 2·scale·d times x·(1 + erf(k·x))/2."""
-    gate, x = sorted(call.inputs, key=lambda value: isinstance(value, Tensor))
-    if isinstance(gate, Gate) and isinstance(x, Tensor) and gate.offset == gate.scale:
-        inside = call.build.traced(gate.x)
+    for gate, x in ((call.tensor(0), call.tensor(1)), (call.tensor(1), call.tensor(0))):
+        of, scale, offset = call.build.gates.get(gate.node, (x, Fraction(0), Fraction(1)))
+        inside = call.build.traced(Tensor(of.node, of.index.ravel()[gate.index])) if offset == scale else []
         for outer, factor in reversed(call.build.traced(x)):
             for inner in inside:
                 if outer.node == inner[0].node and np.array_equal(outer.index, inner[0].index):
-                    return _gelu(call, inner, 1.0, 2 * gate.scale * factor)
+                    return _gelu(call, inner, 1.0, 2 * scale * factor)
     raise BadInput("a product that is not known")
 
 
@@ -114,10 +97,10 @@ def _gelu(call: Call, argument: Multiple, root: float, factor: Fraction) -> Valu
     moderate = functions.MODERATE[0] <= argument[1] <= functions.MODERATE[1]
     BadInput.when(not moderate, "the scale of a GELU is negative, too small or too large")
     made = call.activation(argument[0], functions.gelu(float(argument[1]) * root))
-    call.inputs, outside = [made], np.array(float(factor))
+    outside = np.array(float(factor))
     if Fraction(float(factor)) == factor:
-        return made if factor == 1 else call.scaled(outside, NONE)
-    return call.scaled(_derived(outside, ONE), NONE, UNIT, factor)
+        return made if factor == 1 else call.scaled(made, outside, NONE)
+    return call.scaled(made, _derived(outside, ONE), NONE, UNIT, factor)
 
 
 def _gelu_operator(call: Call) -> Value:
@@ -129,11 +112,10 @@ def _gelu_operator(call: Call) -> Value:
 
 
 def _quotient(call: Call) -> Value:
-    call.tensor(0)
     divisor = call.numbers(1)
     one = 1 / Fraction(float(divisor.item())) if divisor.size == 1 else None
     factor, off = _inverse(divisor)
-    return call.scaled(factor, NONE, off, one)
+    return call.scaled(call.tensor(), factor, NONE, off, one)
 
 
 def _gemm(call: Call) -> Value:
@@ -175,14 +157,13 @@ def _normalisation(call: Call) -> Value:
     BadInput.when(not ((variance > 0) & (variance < np.inf)).all(), "a variance is not positive")
     factor = _derived(scale / np.sqrt(variance), scale)
     # factor·(x − mean) + bias; the factor is the one number that is rounded.
-    call.inputs = [call.scaled(ONE, -mean), None]
-    found = call.scaled(factor, bias, 8 * UNIT)
+    found = call.scaled(call.scaled(x, ONE, -mean), factor, bias, 8 * UNIT)
     call.build.nodes[found.node].is_inexact_factor = scale.size == 1 and not (bias.any() or mean.any())
     return found
 
 
-def _kinked(call: Call, slope: Number) -> Value:
-    x = call.tensor()
+def _kinked(call: Call, slope: Number, x: Tensor | None = None) -> Tensor:
+    x = x or call.tensor()
     fits = np.broadcast_shapes(slope.shape, x.shape) == x.shape and np.isfinite(slope).all()
     BadInput.when(not fits, "its slopes do not fit its input, or are not finite")
     return call.activation(x, Kinked(np.ascontiguousarray(np.broadcast_to(slope, x.shape)).ravel()))
@@ -197,15 +178,12 @@ def _steps(call: Call, shape: tuple[int, ...], kinds: tuple[str, ...]) -> tuple[
     if not fits or str(zero.dtype) not in kinds:
         raise BadInput("a zero point like the scale, a whole number of a type that is known, is expected")
     BadInput.when(not ((scale > 0) & np.isfinite(scale)).all(), "a scale is not positive")
-    axis = call.get("axis", 1)
-    axis += len(shape) if axis < 0 else 0
-    found = []
-    for part in (scale, zero.astype(np.float64)):
-        alone = part.size == 1
-        fits = alone or (part.ndim == 1 and 0 <= axis < len(shape) and part.size == shape[axis])
-        BadInput.when(not fits, "a scale for each place of one axis is expected")
-        found.append(part.reshape(() if alone else [-1 if i == axis else 1 for i in range(len(shape))]))
-    return found[0], found[1], str(zero.dtype)
+    along: tuple[int, ...] = ()
+    if scale.size > 1:
+        axis = call.axis(len(shape))
+        BadInput.when(scale.shape != shape[axis : axis + 1], "a scale for each place of one axis is expected")
+        along = tuple(-1 if i == axis else 1 for i in range(len(shape)))
+    return scale.reshape(along), zero.astype(np.float64).reshape(along), str(zero.dtype)
 
 
 def _quantize(call: Call) -> Value:
@@ -213,27 +191,18 @@ def _quantize(call: Call) -> Value:
     scale, zero, kind = _steps(call, call.tensor().shape, QUANTISED)
     low, high = float(np.iinfo(kind).min), float(np.iinfo(kind).max)
     factor, off = _inverse(scale)
-    call.inputs = [call.activation(call.scaled(factor, NONE, off), Rounded())]
+    made = call.activation(call.scaled(call.tensor(), factor, NONE, off), Rounded())
     for sign, bias in ((ONE, zero - low), (-ONE, np.full((), high - low))):
-        call.inputs = [call.scaled(sign, bias)]
-        call.inputs = [_kinked(call, NONE)]
-    made = call.scaled(-ONE, np.full((), high))
-    call.build.whole[made.node] = kind
-    return made
+        made = _kinked(call, NONE, call.scaled(made, sign, bias))
+    return Whole(call.scaled(made, -ONE, np.full((), high)), kind)
 
 
 def _dequantize(call: Call) -> Value:
     whole = call.inputs[0]
     types = () if call.given(2) else ("uint8",)
-    if isinstance(whole, Tensor):
-        kind = call.build.whole.get(whole.node, "")
-        scale, zero, _ = _steps(call, whole.shape, (kind, *types))
-        # A whole number less another is exact: of what runs, the product with the scale alone is rounded.
-        call.inputs = [whole]
-        difference = call.scaled(ONE, -zero)
-        call.build.whole[difference.node] = kind
-        call.inputs = [difference]
-        made = call.scaled(scale, NONE)
+    if isinstance(whole, Whole):
+        scale, zero, _ = _steps(call, whole.x.shape, (whole.kind, *types))
+        made = call.scaled(call.scaled(whole.x, ONE, -zero), scale, NONE)
         # What it multiplies is no multiple of the numbers before: a curve behind it is one of its result.
         call.build.multiples.pop(made.node, None)
         return made
@@ -242,10 +211,9 @@ def _dequantize(call: Call) -> Value:
     scale, zero, _ = _steps(call, whole.shape, (str(whole.dtype), *types))
     number = whole.astype(np.float64) - zero
     found = np.asarray(number * scale)
-    if np.abs(number).max(initial=0) >= 1 << 24:
-        pairs = zip(*(part.ravel().tolist() for part in np.broadcast_arrays(number, scale, found)), strict=True)
-        exact = all(Fraction(n) * Fraction(s) == Fraction(product) for n, s, product in pairs)
-        BadInput.when(not exact, "a number that float64 does not hold")
+    # Products of 29 and of 24 bits.
+    exact = np.abs(number).max(initial=0) < 1 << 29 and (scale == scale.astype(np.float32)).all()
+    BadInput.when(not exact, "a number that float64 may not hold")
     return found
 
 
@@ -262,14 +230,13 @@ def _concat(call: Call) -> Value:
 def _upsample(call: Call) -> Value:
     x = call.tensor()
     scales = call.numbers(1).ravel().tolist() if call.given(1) else call.get("scales", [])
-    known = call.get("mode", b"nearest") == b"nearest" and len(scales) == len(x.shape)
-    whole = known and all(scale >= 1 and scale == int(scale) for scale in scales)
-    BadInput.when(not whole, "only whole factors, and the nearest number, are known")
+    known = call.get("mode", b"nearest") == b"nearest" and all(scale >= 1 and scale == int(scale) for scale in scales)
+    BadInput.when(not known, "only whole factors, and the nearest number, are known")
     spread([int(scale) * size for scale, size in zip(scales, x.shape, strict=True)])
     index = x.index
     for axis, scale in enumerate(scales):
         index = np.repeat(index, int(scale), axis)
-    return call.build.at(x.node, index)
+    return Tensor(x.node, index)
 
 
 def _pad(call: Call) -> Value:
@@ -288,7 +255,7 @@ def _pad(call: Call) -> Value:
     spread([size + sum(width) for size, width in zip(index.shape, widths, strict=True)])
     padded = np.pad(index, widths, constant_values=-1)
     if (padded >= 0).all():
-        return call.build.at(x.node, padded)
+        return Tensor(x.node, padded)
     size = call.build.nodes[x.node].size
     bias = np.where(padded < 0, float(call.numbers(2, np.array(value)).item()), 0.0)
     return call.affine(Tensor(x.node, np.arange(size)), pick(padded, size), bias.ravel(), padded.shape)
@@ -300,9 +267,15 @@ def _dropout(call: Call) -> Value:
     return call.tensor()
 
 
-def _ordered(call: Call) -> Value:
+def _ordered(call: Call) -> Tensor:
     x = call.tensor()
     return call.build.computed(Ordered((call.build.settled(x),), x.index.size), x.shape)
+
+
+def _erf(call: Call) -> Value:
+    made = _ordered(call)
+    call.build.gates[made.node] = call.tensor(), Fraction(1), Fraction(0)
+    return made
 
 
 def _softmax(call: Call) -> Value:
@@ -331,46 +304,53 @@ def _layout(call: Call, kernel: list[int]) -> tuple[list[int], list[int], list[i
     return stride, dilation, pads, mode
 
 
-def _slid(index: Number, kernel: Sequence[int], stride: list[int], dilation: list[int], pads: list[int]) -> Number:
-    """Return (channels, *places, *kernel): the entries of ``index`` that each window covers, −1 in the padding."""
-    rank = len(kernel)
-    spread([index.shape[0], *(n + sum(pads[i::rank]) for i, n in enumerate(index.shape[1:]))])
-    padded = np.pad(index, [(0, 0), *zip(pads[:rank], pads[rank:], strict=True)], constant_values=-1)
-    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
-    view = sliding_window_view(padded, reach, axis=tuple(range(1, rank + 1)))
-    found = view[(slice(None), *(slice(None, None, s) for s in (*stride, *dilation)))]
-    spread(found.shape)
-    return found
+def _windows(
+    shape: Sequence[int],
+    counts: Sequence[int],
+    kernel: Sequence[int],
+    stride: list[int],
+    dilation: list[int],
+    pads: list[int],
+) -> Number:
+    """Return (channels, *counts, *kernel): the entries that windows cover, −1 in the padding, −2 beyond it.
+
+    ``shape`` is that of the entries, (channels, *sizes), which are counted in row-major order.
+    """
+    rank, found = len(kernel), np.zeros((), np.int64)
+    spread([shape[0], *counts, *kernel])
+    for axis, size in enumerate(shape[1:]):
+        at = np.arange(counts[axis])[:, None] * stride[axis] + np.arange(kernel[axis]) * dilation[axis] - pads[axis]
+        at = np.where(at < size, np.maximum(at, -1), np.where(at < size + pads[rank + axis], -1, -2))
+        at = np.expand_dims(at, [i for i in range(2 * rank) if i % rank != axis])
+        found = np.where(np.minimum(found, at) < 0, np.minimum(found, at), found * size + at)
+    channel = np.arange(shape[0]).reshape(-1, *[1] * (2 * rank)) * int(np.prod(shape[1:]))
+    return np.where(found < 0, found, found + channel)
 
 
 def _covered(call: Call, kernel: list[int]) -> Number:
-    """Return the entries of the input, counted in row-major order, that each window covers (``_slid``).
+    """Return the entries of the input that each window covers (``_windows``).
 
-    With ``ceil_mode`` the last windows may reach beyond the padding, where there is −2.
+    With ``ceil_mode`` the last windows may reach beyond the padding.
     """
-    sizes = call.tensor().shape[2:]
+    _, *shape = call.tensor().shape
     stride, dilation, pads, mode = _layout(call, kernel)
-    rank, reach = len(kernel), [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
-    if mode in (b"SAME_UPPER", b"SAME_LOWER"):
-        BadInput.when(max(dilation) > 1, "padding to the same size of a dilated window is not known")
-        whole = [max((-(-n // s) - 1) * s + r - n, 0) for n, s, r in zip(sizes, stride, reach, strict=True)]
-        first = [w // 2 if mode == b"SAME_UPPER" else w - w // 2 for w in whole]
-        pads = first + [w - f for w, f in zip(whole, first, strict=True)]
+    rank, ceil = len(kernel), bool(call.get("ceil_mode", 0))
     BadInput.when(mode not in (b"NOTSET", b"VALID", b"SAME_UPPER", b"SAME_LOWER"), "the padding is not known")
-    index = np.arange(call.tensor().index.size).reshape(call.tensor().shape[1:])
-    if not call.get("ceil_mode", 0):
-        return _slid(index, kernel, stride, dilation, pads)
-    BadInput.when(mode != b"NOTSET", "ceil_mode with a padding that is not given is not known")
-    spread([index.shape[0], *(n + sum(pads[i::rank]) for i, n in enumerate(sizes))])
-    padded = np.pad(index, [(0, 0), *zip(pads[:rank], pads[rank:], strict=True)], constant_values=-1)
-    for axis, (n, before, step, span) in enumerate(zip(sizes, pads, stride, reach, strict=False), 1):
-        size = padded.shape[axis]
-        last = -(-(size - span) // step) * step
-        # A window that would begin in the padding behind the entries is left out.
-        last -= step * (last >= before + n)
-        beyond = [(0, max(0, last + span - size)) if at == axis else (0, 0) for at in range(rank + 1)]
-        padded = np.pad(padded, beyond, constant_values=-2)
-    return _slid(padded, kernel, stride, dilation, [0] * (2 * rank))
+    BadInput.when(ceil and mode != b"NOTSET", "ceil_mode with a padding that is not given is not known")
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    if mode.startswith(b"SAME"):
+        BadInput.when(max(dilation) > 1, "padding to the same size of a dilated window is not known")
+        whole = [max((-(-n // s) - 1) * s + r - n, 0) for n, s, r in zip(shape[1:], stride, reach, strict=True)]
+        first = [(w + (mode == b"SAME_LOWER")) // 2 for w in whole]
+        pads = first + [w - f for w, f in zip(whole, first, strict=True)]
+    counts = []
+    for n, before, behind, step, span in zip(shape[1:], pads[:rank], pads[rank:], stride, reach, strict=True):
+        room = n + before + behind - span
+        last = -(-room // step) if ceil else room // step
+        # With ceil_mode a window that would begin in the padding behind the entries is left out.
+        counts.append(last + 1 - (ceil and last * step >= n + before))
+    BadInput.when(min(counts) < 1, "a window is larger than what it moves over")
+    return _windows(shape, counts, kernel, stride, dilation, pads)
 
 
 def _products(weight: Number, groups: int, windows: Number, size: int) -> Matrix:
@@ -417,9 +397,7 @@ def transposed(call: Call) -> Tensor:
     places = [r + m - a - b for r, m, a, b in zip(reach, further, pads[:rank], pads[rank:], strict=True)]
     BadInput.when(min(places) < 1 or groups < 1, "its inputs do not fit together")
     shape = spread([per_group * groups, *places])
-    windows = _slid(np.arange(np.prod(shape)).reshape(shape), kernel, stride, dilation, pads)
-    # Behind as many windows as there are entries, there may be some of the further padding.
-    windows = windows[(slice(None), *(slice(n) for n in sizes))]
+    windows = _windows(shape, sizes, kernel, stride, dilation, pads)
     matrix = _products(weight, groups, windows, int(np.prod(shape)))
     return _weighted(call, sparse.csr_array(matrix.T), shape[0], places)
 
@@ -444,10 +422,9 @@ def means(call: Call, everywhere: bool = False) -> Tensor:
     cells, shape = _pooled(call, list(x.shape[2:]) if everywhere else call.get("kernel_shape", []))
     counts = (cells >= (-1 if call.get("count_include_pad", 0) else 0)).sum(1)
     rows, places = np.nonzero(cells >= 0)
-    matrix = sparse.csr_array((1 / counts[rows], (rows, cells[rows, places])), shape=(len(cells), x.index.size))
-    # The reciprocal of a power of two is exact.
-    exact = bool((np.frexp(counts)[0] == 0.5).all())
-    return call.affine(x, matrix, np.zeros(len(cells)), shape, 0.0 if exact else 2 * UNIT)
+    inverse, off = _inverse(counts)
+    matrix = sparse.csr_array((inverse[rows], (rows, cells[rows, places])), shape=(len(cells), x.index.size))
+    return call.affine(x, matrix, np.zeros(len(cells)), shape, off)
 
 
 def largest(call: Call) -> Tensor:
@@ -462,8 +439,8 @@ def largest(call: Call) -> Tensor:
     return call.build.computed(Maximum((x.node,), rivals.shape[1], rivals), shape)
 
 
-MOVED = {"DequantizeLinear", "Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-"""Operators that take quantised numbers; all but the first only choose or move them."""
+MOVED = {"Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+"""Operators that take quantised numbers, too, which they choose or move."""
 
 OPERATORS: dict[str, Callable[[Call], Value]] = {
     **dict.fromkeys(("Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"), moved),
@@ -478,7 +455,7 @@ OPERATORS: dict[str, Callable[[Call], Value]] = {
     "DequantizeLinear": _dequantize,
     "Div": _quotient,
     "Dropout": _dropout,
-    "Erf": lambda call: Gate(call.tensor()),
+    "Erf": _erf,
     "Gelu": _gelu_operator,
     "Gemm": _gemm,
     "GlobalAveragePool": lambda call: means(call, everywhere=True),
@@ -487,7 +464,7 @@ OPERATORS: dict[str, Callable[[Call], Value]] = {
     "MatMul": _matmul,
     "MaxPool": largest,
     "Mul": _product,
-    "Neg": lambda call: call.scaled(-ONE, NONE),
+    "Neg": lambda call: call.scaled(call.tensor(), -ONE, NONE),
     "Pad": _pad,
     "PRelu": lambda call: _kinked(call, call.numbers(1)),
     "QuantizeLinear": _quantize,

@@ -477,6 +477,7 @@ class _Tree:
     def _halve(self, node: TreeNode, given: Any) -> list[TreeNode]:
         at, *value = listed(given, 3)
         node.fresh = True
+        node.state.slopes.clear()
         place = 0, number_of(at, node.state.graph.nodes[0].size, "input")
         return _halves(node, place, _number(*value), (1, -1))
 

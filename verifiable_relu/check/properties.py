@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -60,8 +61,6 @@ _End = tuple[int, bool, Fraction, bool]
 """An input, whether it is at most (or at least) a number, the number, and whether it is not that number itself."""
 
 _Atoms = list[Row | _End]
-_Linear = dict[str, Fraction]
-"""Coefficients by variable, and the constant by the name "": every term of a property is linear."""
 
 
 def decimal(text: str) -> Fraction:
@@ -102,7 +101,7 @@ def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
     declared = f"{inputs} inputs X and {outputs} outputs Y are expected to be declared"
     BadInput.when(set(names.values()) != known, declared)
     rows, ends = [atom for atom in always if isinstance(atom, Row)], _narrowed({}, always)
-    made = (_disjunct(_narrowed(ends, atoms), atoms, rows, inputs) for atoms in _conjunction(unions))
+    made = (_disjunct(_narrowed(ends, atoms), [*rows, *atoms], inputs) for atoms in _conjunction(unions))
     return [disjunct for disjunct in made if disjunct is not None]
 
 
@@ -116,16 +115,16 @@ def _narrowed(ends: dict[tuple[int, bool], _End], atoms: _Atoms) -> dict[tuple[i
     return found
 
 
-def _disjunct(ends: dict[tuple[int, bool], _End], atoms: _Atoms, rows: list[Row], inputs: int) -> Disjunct | None:
-    """Return the disjunct of ends and rows with those of ``atoms``; None if its box is empty."""
+def _disjunct(ends: dict[tuple[int, bool], _End], atoms: _Atoms, inputs: int) -> Disjunct | None:
+    """Return the disjunct of ends and of the rows among atoms; None if its box is empty."""
     BadInput.when(len(ends) < 2 * inputs, "an input is not bounded on both sides")
     low, high = ([ends[i, above][2] for i in range(inputs)] for above in (False, True))
     strict = {place for place, end in ends.items() if end[3]}
-    for at, (below, above) in enumerate(zip(low, high, strict=True)):
-        # An end that is open leaves nothing of a single point.
-        if below > above or (below == above and {(at, False), (at, True)} & strict):
-            return None
-    return Disjunct(low, high, rows + [atom for atom in atoms if isinstance(atom, Row)], strict)
+    # An end that is open leaves nothing of a single point.
+    points = {place for at in range(inputs) if low[at] == high[at] for place in ((at, False), (at, True))}
+    if any(below > above for below, above in zip(low, high, strict=True)) or points & strict:
+        return None
+    return Disjunct(low, high, [atom for atom in atoms if isinstance(atom, Row)], strict)
 
 
 def _parsed(text: str) -> list[Any]:
@@ -198,8 +197,10 @@ def _union(condition: Any, names: dict[str, str]) -> list[_Atoms]:
 
 def _side(difference: Any, strict: bool, names: dict[str, str]) -> list[_Atoms]:
     """Return difference ≤ 0 as a union; without variables, all or nothing."""
-    found = _linear(difference, names)
-    constant = found.pop("")
+    found: dict[str, Fraction] = defaultdict(Fraction)
+    for name, value in _terms(difference, names):
+        found[name] += value
+    constant = found.pop("", Fraction(0))
     terms = sorted(((name[0], int(name[2:])), value) for name, value in found.items() if value)
     if not terms:
         return [[]] if constant < 0 or (constant == 0 and not strict) else []
@@ -210,26 +211,20 @@ def _side(difference: Any, strict: bool, names: dict[str, str]) -> list[_Atoms]:
     return [[(at, value > 0, -constant / value, strict)]]
 
 
-def _linear(term: Any, names: dict[str, str]) -> _Linear:
+def _terms(term: Any, names: dict[str, str]) -> list[tuple[str, Fraction]]:
+    """Return the variables of a linear term and their coefficients; a constant is that of the name ""."""
     match term:
         case str(word):
-            return {"": Fraction(0), names[word]: Fraction(1)} if word in names else {"": decimal(word)}
+            return [(names[word], Fraction(1))] if word in names else [("", decimal(word))]
         case ["-", only]:
-            return _sum([({"": Fraction(0)}, 1), (_linear(only, names), -1)])
+            return [(name, -value) for name, value in _terms(only, names)]
         case [("+" | "-") as sign, first, *rest] if rest:
-            later: Any = [(_linear(part, names), 1 if sign == "+" else -1) for part in rest]
-            return _sum([(_linear(first, names), 1), *later])
+            later = [(name, value) for part in rest for name, value in _terms(part, names)]
+            return [*_terms(first, names), *((name, value if sign == "+" else -value) for name, value in later)]
         case ["*", first, second]:
-            parts = _linear(first, names), _linear(second, names)
-            for one, two in (parts, parts[::-1]):
-                if len(one) == 1:
-                    return _sum([({"": Fraction(0)}, 1), (two, one[""])])
+            parts = _terms(first, names), _terms(second, names)
+            for linear, factor in (parts, parts[::-1]):
+                if not any(name for name, _ in factor):
+                    times = sum((value for _, value in factor), Fraction(0))
+                    return [(name, times * value) for name, value in linear]
     raise BadInput(f"the term '{str(term)[:60]}' is not known")
-
-
-def _sum(parts: Iterable[tuple[_Linear, Any]]) -> _Linear:
-    found: _Linear = {}
-    for linear, factor in parts:
-        for name, value in linear.items():
-            found[name] = found.get(name, Fraction(0)) + factor * value
-    return found
