@@ -93,16 +93,9 @@ def kept(folder: Path, data: bytes, network: Network, prop: Property, method: st
     return outcome, Certificates(folder / "c").keep(*names, [query], [outcome], 2.0, told, [0])
 
 
-NARROW = pytest.mark.xfail(strict=False, reason="split proves a margin of 1e-9; the checker's bounds fall 1e-4 short")
-
-
 @pytest.mark.parametrize("method", ["crown", "alpha-crown", "auto"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_proofs_of_families_are_accepted(
-    kind: str, method: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    if method == "auto" and kind in ("Relu", "Gelu"):
-        request.applymarker(NARROW)
+def test_proofs_of_families_are_accepted(kind: str, method: str, tmp_path: Path) -> None:
     proved = 0
     for seed, share in enumerate((-0.5, 0.3)):
         data = written(kind, seed)
@@ -130,11 +123,16 @@ def test_proofs_about_what_runs_are_accepted(arithmetic: str, method: str, tmp_p
     assert proved
 
 
-@pytest.mark.parametrize("kind", ["Relu", "Gelu"])
-def test_proofs_of_families_that_run_are_accepted(kind: str, tmp_path: Path) -> None:
-    data = written(kind, 3)
+@pytest.mark.parametrize(
+    ("kind", "method", "seed", "share"),
+    [("Relu", "alpha-crown", 3, 0.0), ("Gelu", "alpha-crown", 3, 0.0), ("Gelu", "split", 3018, 0.1)],
+)
+def test_proofs_of_families_that_run_are_accepted(
+    kind: str, method: str, seed: int, share: float, tmp_path: Path
+) -> None:
+    data = written(kind, seed)
     network = execution_model(read_onnx(data), "float32", 1.0)
-    outcome, said = kept(tmp_path, data, network, property_of(network, 3, 0.0), "alpha-crown")
+    outcome, said = kept(tmp_path, data, network, property_of(network, seed, share), method)
     assert outcome.verdict is Verdict.UNSAT
     assert said.accepted and "in float32" in said.detail and "every" not in said.detail, said
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from verifiable_relu.errors import UnsupportedError
 
@@ -23,11 +24,11 @@ class NotToldError(UnsupportedError):
     """What proves a query was not told to its recorder: another search may tell it."""
 
 
-SLOPE, FINE = -16, -40
+SLOPE, FINE = -24, -40
 """Slopes that are searched for are multiples of 2 to the power of this; the second, those that a whole tree shares."""
 
 
-def numbers(values: Array, step: int) -> list[int]:
+def numbers(values: ArrayLike, step: int) -> list[int]:
     """Return [e, m, …] of the multiples m·2^e of 2^step that are next to some values.
 
     Raises:
@@ -44,9 +45,9 @@ def numbers(values: Array, step: int) -> list[int]:
     return [step + shift, *(whole >> shift).tolist()]
 
 
-def step_of(values: Array, digits: int) -> int:
+def step_of(values: ArrayLike, digits: int) -> int:
     """Return the exponent of the unit with which the largest of some values has this number of binary digits."""
-    largest = float(np.abs(values).max(initial=0))
+    largest = float(np.abs(np.asarray(values)).max(initial=0))
     return 0 if not largest else math.frexp(largest)[1] - digits
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.spatial import KDTree
 
-from verifiable_relu.check.functions import Function, Kinked
-from verifiable_relu.check.graph import Activation, Affine, Beside, Graph, Maximum
-from verifiable_relu.check.numbers import apply
+from verifiable_relu.check.bounds import State
+from verifiable_relu.check.graph import Affine, Beside, Graph, Maximum
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.ir import network as ir
 
@@ -40,9 +40,8 @@ class Place:
         """Return the certificate's numbers of some of the op's neurons, and which of them each is."""
         if self.is_same:
             return neurons, np.arange(len(neurons))
-        at = np.full(int(self.neurons.max(initial=0)) + 1, -1)
-        inside = neurons < len(at)
-        at[neurons[inside]] = np.flatnonzero(inside)
+        at = np.full(int(max(self.neurons.max(initial=0), neurons.max(initial=0))) + 1, -1)
+        at[neurons] = np.arange(len(neurons))
         found = at[self.neurons]
         chosen = np.flatnonzero(found >= 0)
         return chosen, found[chosen]
@@ -108,7 +107,7 @@ class Numbering:
 
 
 def _columns(op: ir.Op, z: Array, r: Array) -> Array:
-    """Return what tells neurons apart, (numbers, neurons); those of a maximum are its inputs."""
+    """Return numbers that tell neurons apart, (numbers, neurons); those of a maximum are its inputs."""
     return np.concatenate([z, r]) if isinstance(op, ir.Elementwise) else z
 
 
@@ -119,39 +118,15 @@ def _matched(mine: Array, theirs: Array) -> Array | None:
         return None
     if mine.shape == theirs.shape and np.abs(mine - theirs).max() <= near:
         return np.arange(mine.shape[1])
-    weights = np.random.default_rng(1).uniform(0.5, 1, len(mine))
-    keys, asked = weights @ mine, weights @ theirs
-    order = keys.argsort()
-    at = np.clip(np.searchsorted(keys[order], asked), 1, max(1, len(order) - 1)) if len(order) > 1 else 0 * asked
-    pairs = np.stack([order[np.maximum(at.astype(int) - 1, 0)], order[at.astype(int)]])
-    best = np.take_along_axis(pairs, np.abs(keys[pairs] - asked).argmin(0)[None], 0)[0]
-    found: Array = best
-    return found if np.abs(mine[:, found] - theirs).max() <= near else None
+    distance, found = KDTree(mine.T).query(theirs.T, p=np.inf, distance_upper_bound=2 * near)
+    return np.asarray(found) if bool((distance <= near).all()) else None
 
 
 def _evaluated(graph: Graph, x: Array) -> dict[int, Array]:
-    """Return the values (points, size) of a graph's nodes; a family of functions has those of ReLU."""
-    values = {0: x}
+    """Return the values (points, size) of a graph's nodes, those of ReLU for a family, by intervals that are points."""
+    state = State(graph, {0: (x, x)})
     for number in graph.order[1:]:
-        node: Any = graph.nodes[number]
-        if isinstance(node, Affine):
-            values[number] = sum((apply(m, values[s]) for s, m in node.terms), np.zeros(1)) + node.bias
-        elif isinstance(node, Activation):
-            values[number] = _value(node.function, values[node.source])
-        elif isinstance(node, Maximum):
-            values[number] = values[node.source][:, node.rivals].max(1)
-        elif isinstance(node, Beside):
-            values[number] = values[node.sources[1]]
-        else:
-            values[number] = values[node.source]
-    return values
-
-
-def _value(function: Function, z: Array) -> Array:
-    if isinstance(function, Kinked):
-        return np.asarray(np.where(z >= 0, z, function.slope * z))
-    if function.kind == "family":
-        return np.maximum(z, 0)
-    if type(function) is Function:
-        return z
-    return np.asarray(function.range(z, z)[0])
+        low, high = state.interval(number)
+        value = (low + high) / 2 if isinstance(graph.nodes[number], Affine) else high
+        state.ends[number] = value, value
+    return {number: value for number, (value, _) in state.ends.items()}

@@ -11,7 +11,7 @@ of the search, since each bound rests on those before.
 * ``TreeBegun``, ``NodesClosed``, ``TreeEnded``: of a tree that is proved, ``slopes`` of its relaxation, ``plane`` for
   each hull cut, then the tree. Leaves say by themselves where they are: a split on which all leaves of a part agree
   may come first (``trees``). A leaf is ``close`` with multipliers.
-* ``BoxesBounded``, ``BoxesClipped``, ``BoxesHalved``: the tree of boxes (``boxes``).
+* ``BoxesBounded``, ``BoxesHalved``: the tree of boxes (``boxes``).
 
 A query is proved when all of its polytopes are closed, whoever closed them.
 
@@ -42,7 +42,7 @@ from verifiable_relu.proof.numbering import Numbering
 from verifiable_relu.proof.trees import Tree
 from verifiable_relu.search.bab import loop as bab
 from verifiable_relu.search.bounding import NeuronsBounded, RowsBounded
-from verifiable_relu.search.split import boxes as split
+from verifiable_relu.search.split import bounding as split
 
 _GAIN = 1e-5
 """A row of a neuron is kept if it is better than what was known by this part of the neuron's interval.
@@ -113,7 +113,7 @@ class Recorder:
                 case RowsBounded():
                     for sample, number in enumerate(queries):
                         self._rows(self._log(number), sample, event)
-                case split.BoxesBounded() | split.BoxesClipped() | split.BoxesHalved():
+                case split.BoxesBounded() | split.BoxesHalved():
                     self._boxes(queries, event)
                 case _:
                     self._tree(self._log(queries[0]), event)
@@ -227,8 +227,8 @@ class Recorder:
         log, left, dirty = self._log(number), set(range(polytopes)), False
         steps = log.steps
         if log.boxes is not None and not log.closed:
-            # Nothing that was found of the whole box is asked of its parts.
-            steps = [] if log.boxes.parallel else [step for step in steps if isinstance(step, _Stage)]
+            # Claims about intervals are made for trees of neurons.
+            steps = [step for step in steps if isinstance(step, _Stage)]
         for step in steps:
             if not left:
                 return

@@ -158,32 +158,18 @@ class Tree:
         r, system = self._relaxation, self._relaxation.system
         assert network is not None
         self.network, self._places = network, system.places.numpy()
-        self._slopes = self._table() if self._lines is not None else SlopeTable({})
-        keys = {
-            (j, above >> up)
-            for leaf in self._leaves
-            for j, above in leaf.path.items()
-            for up in (1, 2, 3, 4, 5)
-            if above >> up
-        }
-        pairs = sorted(keys)
-        if pairs:
+        self._slopes = SlopeTable({})
+        for kind, line in zip(("lower", "upper"), self._lines or (), strict=False):
+            for block in system.blocks:
+                self._slopes.values[block.op, kind] = self._places[block.part, 1], line[block.part].numpy()
+        ends = {end for leaf in self._leaves for end in leaf.path.items()}
+        if pairs := sorted({(j, above >> up) for j, above in ends for up in range(1, 6) if above >> up}):
             at = torch.tensor(pairs)
             points = r.segments.point(at[:, 0], at[:, 1]).tolist()
             self._points = dict(zip(pairs, points, strict=True))
         self._planes = list(self._cuts())
         del self._relaxation, self._lines
         return self
-
-    def _table(self) -> SlopeTable:
-        assert self._lines is not None
-        found = {}
-        for block in self._relaxation.system.blocks:
-            at = self._places[block.part, 1]
-            found[block.op, "lower"], found[block.op, "upper"] = (
-                (at, line[block.part].numpy()) for line in self._lines
-            )
-        return SlopeTable(found)
 
     def _cuts(self) -> Iterator[tuple[int, list[tuple[int, Array, Array]], Array]]:
         """Yield each hull cut: its neuron, terms of inputs (−1) and of ops' neurons, and bends."""

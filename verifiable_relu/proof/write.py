@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from verifiable_relu.check.graph import Graph, joined
 from verifiable_relu.check.model import read_model
 from verifiable_relu.check.running import ARITHMETICS
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.ir.network import Network
 from verifiable_relu.proof.encoding import Record
 from verifiable_relu.proof.numbering import Numbering
 from verifiable_relu.proof.recorder import Recorder
@@ -134,14 +134,5 @@ def _parts(subject: Subject, queries: Sequence[Query], numbers: Sequence[int], t
         ]
         yield {"part": {"box": boxes.index(box), "polytopes": rows}}
         heads = subject.arithmetic == "real" and subject.other is None and prop.only_compares
-        asked, known = graph.asked(heads), dict[int, Numbering]()
-
-        def place(
-            network: Network, asked: Graph = asked, known: dict[int, Numbering] = known, query: Query = query
-        ) -> Numbering:
-            if id(network) not in known:
-                ends = query.property.box.lower, query.property.box.upper
-                known[id(network)] = Numbering(asked, network, *ends)
-            return known[id(network)]
-
+        place = cache(partial(Numbering, graph.asked(heads), low=prop.box.lower, high=prop.box.upper))
         yield from told.records(number, len(prop.unsafe), place)
