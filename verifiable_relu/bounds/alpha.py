@@ -42,19 +42,19 @@ _LEAST = 1e-8
 
 @dataclass(frozen=True)
 class Ascent:
-    """How slopes are searched for.
+    """Options of the search for slopes.
 
     Attributes:
         steps: of Adam.
         rate: of the first step; choices live in [0, 1].
         decay: what the rate is multiplied with after every step.
-        patience: rows that need no better bound are dropped every so many steps.
+        check_every: steps between two looks for rows that need no better bound and are dropped.
     """
 
     steps: int = 20
     rate: float = 0.5
     decay: float = 0.98
-    patience: int = 4
+    check_every: int = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Ascended:
 
     Attributes:
         lower: (rows,) lower bounds, rounding accounted for, not below those with CROWN's slopes.
-        choices: what each row chose at each nonlinear op on the way, by number, (rows, n) in [0, 1].
+        choices: the choice of each row at each nonlinear op on the way, by number, (rows, n) in [0, 1].
     """
 
     lower: Tensor
@@ -71,7 +71,7 @@ class Ascended:
 
 
 class _Choices:
-    """What the rows of a chunk choose at one op: t ∈ [0, 1] for each neuron. Vectors of the only box have one row."""
+    """Choices of the rows of a chunk at one op: t ∈ [0, 1] for each neuron. Vectors of the only box have one row."""
 
     def __init__(self, relaxation: Relaxation, index: int, sample: Tensor) -> None:
         self.index, self.op, self.dtype = index, relaxation.network.ops[index], torch.float32
@@ -298,7 +298,7 @@ class _SlopeSearch:
             if self._relaxation.stop():
                 return
             gradient = self._evaluate(adam.value)
-            if settled is not None and number % self._ascent.patience == 0:
+            if settled is not None and number % self._ascent.check_every == 0:
                 going = (~settled(self._at, self.value[self._at])).nonzero().squeeze(1)
                 if not len(going):
                     return

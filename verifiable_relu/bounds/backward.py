@@ -155,7 +155,7 @@ class Relaxation:
 
     @property
     def device(self) -> torch.device:
-        """Where everything is."""
+        """The device of all tensors."""
         return self.bounds[0].point.device
 
     def inputs(self, index: int) -> list[NeuronBounds]:
@@ -333,7 +333,7 @@ class Relaxation:
         return found
 
     def pull_back(self, given: Mapping[int, Tensor], own: Mapping[int, BackwardStep]) -> tuple[Tensor, Tensor]:
-        """Take rows (rows, n) of some ops, by number, back through steps of which some are ``own``, over one box.
+        """Take rows (rows, n) of some ops, by number, back over one box; steps in ``own`` replace the usual ones.
 
         Rows go on until no step hands on any; that of the inputs must be among ``own``.
 
@@ -418,7 +418,7 @@ class Relaxation:
     @staticmethod
     def _of(vector: Tensor, sample: Tensor | None) -> Tensor:
         """A vector (batch, n) of the groups' samples."""
-        return vector if sample is None or len(vector) == 1 else vector.index_select(0, sample)
+        return vector if sample is None or vector.shape[0] == 1 else vector.index_select(0, sample)
 
     # Steps
 
@@ -447,7 +447,7 @@ class Relaxation:
         raise TypeError(f"no step through {op.place}")
 
     def _op_bounds(self, index: int, dtype: torch.dtype, sample: Tensor | None = None) -> OpBounds:
-        """What the step of groups of these samples, or of all, must know of op ``index``."""
+        """Return the bounds of op ``index`` that a step of groups of these samples, or of all, needs."""
         mine, inputs = self.bounds[index].pick(sample), [x.pick(sample) for x in self.inputs(index)]
         return OpBounds(mine, inputs, self.structure.uses[index], dtype, self.rounded)
 

@@ -1,6 +1,6 @@
-"""How far the outputs move when a network's λ-GELUs are replaced by ReLU: proven, over boxes of inputs.
+"""Proven bounds of how far outputs move over boxes of inputs when ReLU replaces a network's λ-GELUs.
 
-The two networks become one, of which the output is the difference of theirs. What comes before all λ-GELUs is in it
+The two networks become one, whose output is the difference of theirs. What comes before all λ-GELUs is in it
 once. Each activation behind stands in it twice, as a ``Pair``: at z with any function of the family, and at z′ with
 ReLU (``differences``). A product makes x′∘y′ = x∘y + (x′ − x)∘y′ + x∘(y′ − y). Bounds of the set of all members of the
 family hold for z and for z′, so that only differences are bounded by rows.
@@ -17,7 +17,7 @@ from verifiable_relu.bounds.backward import MEMORY, Relaxation
 from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
 from verifiable_relu.bounds.neuron_bounds import BASE
 from verifiable_relu.ir.families import harden
-from verifiable_relu.ir.functions.hardened import Hardened
+from verifiable_relu.ir.functions.smooth import Hardened
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Diagonal
 from verifiable_relu.ir.network import Affine, Elementwise, Network, Op, Pair, Product, Source, Sum, live
@@ -33,7 +33,7 @@ def substitution_change(
     the box [0, 1]ⁿ gives the change over a whole domain of images.
 
     Args:
-        network: with λ-GELU activations, all of which are replaced, or as ``ir.families`` makes it.
+        network: with λ-GELU activations, which are all replaced, or as ``ir.families`` makes it.
         box: the inputs, (batch, inputs) in float64.
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True what is left keeps its interval bounds.
@@ -72,9 +72,9 @@ class _DifferenceNetwork:
     """The network of the differences of a family's limit and its members.
 
     Attributes:
-        ops: so far, some of which nothing may need.
+        ops: those made so far; nothing may need some of them.
         pairs: activations of both.
-        known: by number, the op of the family of which all members' bounds hold for it.
+        known: by number, the op of the family whose bounds, valid for all members, hold for it.
         differences: the numbers of z′ − z by those of z′.
         output: the number of the difference of the outputs; None if there is none.
     """

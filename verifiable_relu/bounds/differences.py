@@ -33,7 +33,7 @@ from verifiable_relu.bounds.neuron_bounds import BASE, NeuronBounds
 from verifiable_relu.bounds.rows import Rows, SampleVectors
 from verifiable_relu.bounds.steps import FunctionStep, OpBounds, Step, Stepped
 from verifiable_relu.ir.functions.function import Function, LinearRelaxation
-from verifiable_relu.ir.functions.hardened import Hardened
+from verifiable_relu.ir.functions.smooth import Hardened
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Elementwise, Pair
 from verifiable_relu.rounding import divisor, negligible, unit_roundoff
@@ -63,7 +63,7 @@ class Secants:
 
     @property
     def is_free(self) -> Tensor:
-        """Whether s is not known exactly, (batch, n) bool."""
+        """True where s is not known exactly, (batch, n) bool."""
         return self.slope.lower != self.slope.upper
 
     def relaxation(self, d: Interval, dtype: torch.dtype) -> LinearRelaxation:

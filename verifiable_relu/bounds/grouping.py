@@ -1,4 +1,4 @@
-"""How rows of many samples become groups of equal size, each of one sample, and chunks of groups that fit in memory."""
+"""Groups of equal size, each of one sample, of the rows of many samples; and chunks of groups that fit in memory."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Intervals bound every op first; of the inputs of nonlinear ops those elements are bounded again, on both sides, for
 which the op is not one linear function on the interval. Source: Zhang et al., arXiv 1811.00866.
 
-The slopes of linear bounds are chosen by what rows alone say (``NeuronBounds.by_rows``). If the tighter interval took
-part, it could change the choice for the worse; with the same choice, it can only tighten what follows.
+The slopes of linear bounds are chosen by the bounds of rows alone (``NeuronBounds.by_rows``). If the tighter interval
+took part, it could change the choice for the worse; with the same choice, it can only tighten what follows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def bound_by_crown(
         after: the inputs of nonlinear ops up to this one are known as well as rows would say.
         only: the neurons that are to be bounded so, by the number of the nonlinear op, (n,) bool; others keep their
             intervals.
-        max_unstable: a layer of which more neurons are unstable keeps its intervals, sample by sample: a box in which
+        max_unstable: a layer with more unstable neurons keeps its intervals, sample by sample: a box in which
             nearly everything is unstable is bounded badly whatever it costs. By default no layer does.
         sources: the numbers of the ops that are bounded by rows; by default every input of a nonlinear op.
     """
@@ -70,7 +70,7 @@ def bound_by_crown(
 
 
 def _unstable(relaxation: Relaxation, index: int, user: int) -> Tensor:
-    """Return the neurons of an input of op ``user`` of which better bounds are of use, (batch, n) bool."""
+    """Return the neurons of an input of op ``user`` whose bounds are worth improving, (batch, n) bool."""
     op, interval = relaxation.network.ops[user], relaxation.bounds[index].interval
     if not isinstance(op, Elementwise):
         return torch.ones_like(interval.lower, dtype=torch.bool)

@@ -63,7 +63,7 @@ class NeuronBounds:
     @property
     def batch(self) -> int:
         """The number of boxes."""
-        return len(self.point)
+        return self.point.shape[0]
 
     def pick(self, sample: Tensor | None) -> NeuronBounds:
         """Return the bounds of the samples with these numbers, (count,), without what affine ops have.

@@ -30,7 +30,7 @@ PATCH_SHARE = 0.5
 class PatchGrid:
     """The places of windows: that of grid point (i, j) begins at row i·stride[0] − offset[0] and has size[0] rows.
 
-    Columns likewise. Windows may reach beyond the image; entries there stand for nothing.
+    The same holds for columns, with index 1. Windows may reach beyond the image; entries there stand for nothing.
     """
 
     points: Pair

@@ -1,4 +1,4 @@
-"""Where floating point is what the rounding analysis takes it for, and which dtype a backward pass has."""
+"""Devices and dtypes that the rounding analysis covers, and the dtype of a backward pass."""
 
 from __future__ import annotations
 

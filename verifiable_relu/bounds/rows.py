@@ -32,7 +32,7 @@ def sum_terms(count: int, dtype: torch.dtype) -> int:
 
 @cache
 def _block(count: int) -> int:
-    """Return the longest block of which ``count`` is a multiple; 1 if no useful one divides it."""
+    """Return the longest block that divides ``count``; 1 if no useful one does."""
     return next((k for k in range(min(count, BLOCK), 15, -1) if count % k == 0), count if 0 < count < 16 else 1)
 
 
@@ -48,14 +48,14 @@ def summed(products: Tensor) -> Tensor:
 
 def dot(a: Tensor, vector: Tensor) -> Tensor:
     """Return a·vector, (groups, each) in float64, for (groups, each, n) and (groups or 1, 1, n)."""
-    if a.dtype == torch.float64 and (a.shape[1] > 1 or len(vector) == 1):
+    if a.dtype == torch.float64 and (a.shape[1] > 1 or vector.shape[0] == 1):
         return _product(a, vector)
     return summed(a * vector)
 
 
 def _product(a: Tensor, vector: Tensor) -> Tensor:
     """Return a·vector as ``dot`` does, in the dtype of both: a vector of every group needs no batch of products."""
-    return a @ vector[0, 0] if len(vector) == 1 else (a @ vector.mT).squeeze(2)
+    return a @ vector[0, 0] if vector.shape[0] == 1 else (a @ vector.mT).squeeze(2)
 
 
 class SampleVectors:
@@ -179,7 +179,7 @@ class Rows(ABC):
     def charge(self, vectors: SampleVectors, sample: Tensor | None) -> Tensor:
         """Return at least |A|·vector, as ``weigh`` does, less precisely and faster: for errors."""
         (vector,) = self.pick(vectors, sample)
-        if self.values.shape[1] == 1 and len(vector) > 1:
+        if self.values.shape[1] == 1 and vector.shape[0] > 1:
             found = (self.values * vector).abs_().flatten(2).sum(2)
         else:
             found = _product(self.values.abs().flatten(2), vector.flatten(2))

@@ -39,7 +39,7 @@ from verifiable_relu.rounding import negligible, sum_error, unit_roundoff
 
 @dataclass(frozen=True, eq=False)
 class Stepped:
-    """What a step makes of rows.
+    """Result of taking rows back through one step.
 
     Attributes:
         given: rows of the inputs, by the number of their op.
@@ -118,7 +118,7 @@ class Step(ABC):
         return rows.charge(self._error, sample) if self.rounded else None
 
     def _errors(self, error: Tensor) -> SampleVectors:
-        """The vector of errors in the dtype of rows, none of which became smaller."""
+        """Return the vector of errors in the dtype of rows, rounded such that no error becomes smaller."""
         return SampleVectors((error * (1 + 4 * unit_roundoff(self.dtype)) + negligible(self.dtype)).to(self.dtype))
 
     _error: SampleVectors
@@ -127,11 +127,11 @@ class Step(ABC):
 class AffineStep(Step):
     """A·(y − y₀) = (A·W)·(x − x₀) + A·(W·x₀ + b − y₀), with W and b as the file means them.
 
-    A′ = fl(A·W) sums ``back_terms`` products, of stored weights that are off from the meant ones by ``weight_error``,
-    and in D by c = ``conversion_error``. So |A·W − A′|·|x − x₀| ≤ |A|·(γ + c + weight_error)·|W|·|x − x₀|, and the last
-    term is at most |A|·``off``:
+    A′ = fl(A·W) sums at most n products: ``back_terms``, or a row's coefficients if these are fewer. The stored weights
+    are off from the meant ones by ``weight_error``, and in D by c = ``conversion_error``. So |A·W − A′|·|x − x₀| ≤
+    |A|·(γ + c + weight_error)·|W|·|x − x₀|, and the last term is at most |A|·``off``:
 
-        e = (γ_{back_terms + 2} + c + weight_error)·reach + off + merging.
+        e = (γ_{n + 2} + c + weight_error)·reach + off + merging.
     """
 
     op: Affine
@@ -144,20 +144,29 @@ class AffineStep(Step):
         if rounded:
             assert mine.reach is not None and mine.off is not None
             known = op.weight_error + (op.map.conversion_error(dtype) if dtype != BASE else 0.0)
-            self._alone = torch.add(mine.off, mine.reach, alpha=known + 2 * unit_roundoff(BASE))
-            error = torch.add(self._alone, mine.reach, alpha=sum_error(op.map.back_terms + 2, dtype))
-            self._error = self._errors(error + self._merging() if uses > 1 else error)
+            # The error of each neuron of ``neurons``, (batch, n); without that of sums.
+            self.alone = torch.add(mine.off, mine.reach, alpha=known + 2 * unit_roundoff(BASE))
+            self._unsummed = self.alone + self._merging() if uses > 1 else self.alone
+            self._by_terms: dict[int, SampleVectors] = {}
+
+    def _charge(self, rows: Rows, sample: Tensor | None) -> Tensor | None:
+        if not self.rounded:
+            return None
+        terms, reach = min(rows.count, self.op.map.back_terms), self.mine.reach
+        if terms not in self._by_terms:
+            assert reach is not None
+            self._by_terms[terms] = self._errors(
+                torch.add(self._unsummed, reach, alpha=sum_error(terms + 2, self.dtype))
+            )
+        return rows.charge(self._by_terms[terms], sample)
 
     def back(self, rows: Rows, sample: Tensor | None) -> Stepped:
         linear, source = self.op.map, self.op.inputs[0]
         charge = self._charge(rows, sample)
-        if isinstance(rows, Patches) and isinstance(linear, Convolution):
-            return Stepped([(source, rows.through(linear))], [], charge)
-        if isinstance(rows, Patches) and isinstance(linear, Diagonal):
-            return Stepped([(source, rows.scaled(linear))], [], charge)
+        if isinstance(rows, Patches) and isinstance(linear, Convolution | Diagonal):
+            patches = rows.through(linear) if isinstance(linear, Convolution) else rows.scaled(linear)
+            return Stepped([(source, patches)], [], charge)
         if isinstance(linear, Dense) and (self._live is not None or isinstance(rows, ColumnRows)):
-            if not isinstance(rows, ColumnRows):
-                rows = DenseRows(rows.dense())
             return Stepped([(source, self._in_columns(rows, linear))], [], charge)
         a = rows.dense()
         given = DenseRows(linear.transpose(a.flatten(0, 1)).view(*a.shape[:2], -1))
@@ -165,8 +174,8 @@ class AffineStep(Step):
 
     def _in_columns(self, rows: Rows, linear: Dense) -> Rows:
         """A·W for the neurons alone that rows name, and that the input has more than one value of."""
-        weight = self._part(linear, rows.columns if isinstance(rows, ColumnRows) else None)
-        found = rows.values @ weight
+        columns, a = (rows.columns, rows.values) if isinstance(rows, ColumnRows) else (None, rows.dense())
+        found = a @ self._part(linear, columns)
         return DenseRows(found) if self._live is None else ColumnRows(found, self._live, linear.n_in)
 
     def _part(self, linear: Dense, columns: Columns | None) -> Tensor:
@@ -191,11 +200,6 @@ class AffineStep(Step):
         rows = self._part(linear, None).index_select(0, neuron.flatten()) * sign.reshape(-1, 1)
         rows = rows.unflatten(0, neuron.shape)
         return DenseRows(rows) if live is None else ColumnRows(rows, live, linear.n_in)
-
-    @property
-    def alone(self) -> Tensor:
-        """(batch, n) the error of each neuron of ``neurons``."""
-        return self._alone
 
     def forward(self, values: Sequence[Tensor], rows: Tensor, sample: Tensor | None) -> Tensor:
         return self.op.map.apply(values[0])

@@ -1,4 +1,4 @@
-"""What bounds ask of a network's graph alone, without a box: found once for each network."""
+"""Facts about a network's graph that bounds use whatever the box is, found once for each network."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class NetworkStructure:
 
     @cached_property
     def fills_box(self) -> list[bool]:
-        """Whether an op is the input scaled, shifted and moved number by number, so that its values fill a box."""
+        """True for each op that is the input scaled, shifted and moved number by number: its values fill a box."""
         found: list[bool] = []
         for op in self.ops:
             one = isinstance(op, Affine) and isinstance(op.map, Diagonal | Gather) and op.map.back_terms <= 1
@@ -80,7 +80,7 @@ class NetworkStructure:
 
     @cached_property
     def exact_by_intervals(self) -> list[bool]:
-        """Whether intervals bound each element of an op exactly: it is one affine map of values that fill a box."""
+        """True for each op whose elements intervals bound exactly: it is one affine map of values that fill a box."""
         found: list[bool] = []
         for index, op in enumerate(self.ops):
             affine = isinstance(op, Affine) and self.fills_box[op.inputs[0]]

@@ -112,7 +112,6 @@ class Zonotopes:
 
     Attributes:
         inputs: the intervals of ops that feed nonlinear ops, by number.
-        slopes: of the elementwise ops, by number, (batch, n).
         output: the form of the last op.
         unstable: (batch,) by the number of a nonlinear op, how many of its neurons would use a symbol.
         share: (batch, symbols, inputs) by op, the part of each symbol's band that is due to each input; for choices
@@ -131,7 +130,6 @@ class Zonotopes:
         self.dtype, self.varying = dtype, varying
         self._network, self._symbols, self._v = network, symbols or {}, unit_roundoff(dtype)
         self.inputs: dict[int, Interval] = {}
-        self.slopes: dict[int, Tensor] = {}
         self.unstable: dict[int, Tensor] = {}
         self.share: dict[int, Tensor] = {}
         self._forms, waiting = {0: self._of_inputs(box)}, list(network.uses)
@@ -241,7 +239,6 @@ class Zonotopes:
             first, turned = (part.to(slope.device) for part in group)
             low, high, unstable, slope = (part[:, first] for part in (low, high, unstable, slope))
             slope = torch.where(turned, 1 - slope, slope)
-        self.slopes[index] = slope
         middle = (low + high) / 2
         half = torch.maximum(high - middle, middle - low) * (1 + 4 * _U)
         self._half[index], found = half, self._moved(form, slope, middle)

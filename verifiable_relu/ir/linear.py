@@ -83,25 +83,25 @@ class LinearMap(ABC):
         return self._times(a, "Wᵀ")
 
     def _times(self, x: Tensor, which: str) -> Tensor:
-        """Return the product of x (batch, n) with W, |W| or Wᵀ: here in compressed rows of ``entries``."""
+        """Return the product of x (batch, n) with W, |W| or Wᵀ: by ``entries`` in compressed columns."""
 
         def make() -> Tensor:
-            rows, columns, values = self.entries()
-            size = (self.n_out, self.n_in)
+            outputs, inputs, values = self.entries()
+            size = (self.n_in, self.n_out)
             if which == "Wᵀ":
-                rows, columns, size = columns, rows, size[::-1]
-            order = torch.argsort(rows, stable=True)
-            starts = torch.zeros(size[0] + 1, dtype=torch.long)
-            starts[1:] = torch.bincount(rows, minlength=size[0]).cumsum(0)
+                outputs, inputs, size = inputs, outputs, size[::-1]
+            order = torch.argsort(outputs, stable=True)
+            starts = torch.zeros(size[1] + 1, dtype=torch.long)
+            starts[1:] = torch.bincount(outputs, minlength=size[1]).cumsum(0)
             values = (values.abs() if which == "|W|" else values)[order]
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="Sparse CSR tensor support", category=UserWarning)
-                return torch.sparse_csr_tensor(
-                    starts, columns[order], values.to(x.dtype), size, device=x.device, check_invariants=False
+                warnings.filterwarnings("ignore", message="Sparse CS[CR] tensor support", category=UserWarning)
+                return torch.sparse_csc_tensor(
+                    starts, inputs[order], values.to(x.dtype), size, device=x.device, check_invariants=False
                 )
 
-        # The compressed matrix comes first: torch takes several times as long for the other order.
-        return (self.cached((which, x.dtype, x.device), make) @ x.T).T.contiguous()
+        # With compressed rows, or in the other order, torch would copy the matrix, or x and the product.
+        return x @ self.cached((which, x.dtype, x.device), make)
 
     def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the rows of W with these numbers, dense: (count, n_in), on the device of ``index``."""
@@ -167,7 +167,7 @@ SPARSE_WEIGHTS = 1 << 14
 
 
 class Dense(LinearMap):
-    """The same matrix for each of ``copies`` parts of x.
+    """One matrix, applied to each of ``copies`` parts of x.
 
     Args:
         weight: (out, in).
@@ -429,7 +429,7 @@ class Convolution(LinearMap):
         return {"kernel_size": (height, width), "dilation": self.dilation, "stride": self.stride}
 
     def _at_once(self, entries: int, points: int | None = None) -> int:
-        """How many samples are multiplied at once, with so many entries for each point of the output image."""
+        """Return the number of samples multiplied at once; ``entries`` are those for each point of the output image."""
         return max(1, PATCH_ENTRIES // max(1, entries * (math.prod(self.out_shape[1:]) if points is None else points)))
 
     def _columns(self, index: Tensor) -> Tensor:
