@@ -16,20 +16,21 @@ from tests.support import flat_nets as nets
 from tests.support.draws import draws
 from tests.support.exact import below, exact_forms, exact_values, intervals
 from tests.support.solver_cases import row
+from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.interval import Interval
-from verifiable_relu.ir.network import Elementwise, Network
+from verifiable_relu.ir.linear import Dense
+from verifiable_relu.ir.network import Affine, Elementwise, Input, Network, Op, Sum
 from verifiable_relu.search import records
 from verifiable_relu.search.bab import loop, proof, relaxation, system
-from verifiable_relu.search.bab.loop import Event, IntervalsTightened, NodesClosed, State
-from verifiable_relu.search.bab.query import ReducedQuery
-from verifiable_relu.search.bab.refine import Refinement, refine_intervals
+from verifiable_relu.search.bab.loop import Event, IntervalsTightened, NodesClosed, TreeState
+from verifiable_relu.search.bab.query import ReducedQuery, Refinement, refine_intervals
 from verifiable_relu.search.bab.slopes import hull_cuts
 from verifiable_relu.search.bab.system import ReducedSystem, eliminate_stable_neurons
 from verifiable_relu.search.bab.tree import Branching, PhaseTree
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.piecewise_linear import bound_differences, without_maxima
+from verifiable_relu.search.property_rows import PropertyRows
 from verifiable_relu.spec.property import Box, Property
-from verifiable_relu.spec.row_batch import RowBatch
 
 LEAVES = 12
 """How many closed nodes of a tree are proved again, about."""
@@ -140,7 +141,7 @@ def property_of(box: Interval, *rows: Any) -> Property:
 
 
 def query_of(net: Network, box: Interval, known: dict[int, Interval], prop: Property) -> ReducedQuery:
-    return ReducedQuery(net, box, known, RowBatch.from_properties([prop], net.output_size), [0], NEVER)
+    return ReducedQuery(net, box, known, PropertyRows.from_properties([prop], net.output_size), [0], NEVER)
 
 
 def search(query: ReducedQuery, options: Branching, most: int = 200) -> tuple[PhaseTree, list[NodesClosed]]:
@@ -149,7 +150,7 @@ def search(query: ReducedQuery, options: Branching, most: int = 200) -> tuple[Ph
     tree = PhaseTree(
         query.relaxation(0), query.parts[0].scale, lambda *_: False, lambda: 1.0, options, 1 << 30, None, told.append
     )
-    while tree.loop.now.state is State.OPEN and tree.loop.now.nodes < most:
+    while tree.loop.now.state is TreeState.OPEN and tree.loop.now.nodes < most:
         tree.loop.advance()
     return tree, [event for event in told if isinstance(event, NodesClosed)]
 
@@ -233,7 +234,7 @@ def examine(kind: str, seed: int, method: str, cuts: bool = False) -> list[str]:
                 )
                 if not 0 < Fraction(float(event.lower[node])) <= least / parts:
                     problems.append(f"{kind} {seed}: {float(event.lower[node])} is not below {float(least / parts)}")
-        if tree.loop.now.state is State.PROVED:
+        if tree.loop.now.state is TreeState.PROVED:
             if not covers(leaves):
                 problems.append(f"{kind} {seed}: leaves leave out some phases")
             if gap == 0:
@@ -330,6 +331,20 @@ def test_refined_intervals_hold_the_exact_values(kind: str) -> None:
     assert narrower or kind == "pooled"
 
 
+def test_a_layer_that_no_neuron_feeds_keeps_its_intervals() -> None:
+    """Two branches from the inputs: what feeds the ReLU of the second one is exact."""
+    rng = np.random.default_rng(0)
+    ops: list[Op] = [Input(name="x", size=2)]
+    for name in ("first", "second"):
+        weight = torch.from_numpy(rng.integers(-8, 9, (3, 2)) / 8)
+        ops.append(Affine(name=name, inputs=(0,), size=3, map=Dense(weight)))
+        ops.append(Elementwise(name=f"{name}/relu", inputs=(len(ops) - 1,), size=3, function=Kinked()))
+    net = nets.network([*ops, Sum(name="sum", inputs=(2, 4), size=3)])
+    box = nets.ball(np.zeros(2), 1.0)
+    known = {index: interval for index, interval in intervals(net, box).items() if index in (1, 3)}
+    assert refine_intervals(net, box, known, Refinement(), TimeBudget()) == known
+
+
 def test_maxima_are_played_as_tournaments() -> None:
     for seed in range(draws(8)):
         rng = np.random.default_rng(seed)
@@ -366,7 +381,7 @@ def test_the_bound_of_an_open_tree_grows_and_stays_sound() -> None:
     tree, _ = search(query, Branching(batch=4, finishing=0, stalled=0.0, adaptive=0), most=0)
     bounds = [tree.bound(NEVER)]
     for _ in range(6):
-        if tree.loop.now.state is State.OPEN and len(tree.loop.now.open):
+        if tree.loop.now.state is TreeState.OPEN and len(tree.loop.now.open):
             tree.loop.advance()
             bounds.append(tree.bound(NEVER))
     assert bounds == sorted(bounds) and bounds[0] < bounds[-1] <= 1e-12

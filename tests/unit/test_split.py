@@ -28,10 +28,17 @@ from verifiable_relu.search.attack import Pgd
 from verifiable_relu.search.batch import answers
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Verdict
-from verifiable_relu.search.property_rows import BoxRows
+from verifiable_relu.search.property_rows import PropertyRows
 from verifiable_relu.search.split import InputSplit, search
-from verifiable_relu.search.split.bounding import Clipped, backward_rows, clip, coefficient_error
-from verifiable_relu.search.split.boxes import BoxesBounded, BoxesClipped, Event, SubBoxes
+from verifiable_relu.search.split.bounding import (
+    BoxesBounded,
+    Clipped,
+    Event,
+    SubBoxes,
+    backward_rows,
+    clip,
+    coefficient_error,
+)
 from verifiable_relu.spec.property import Box, Property, Query, Row
 from verifiable_relu.trust.confirmation import confirm
 
@@ -90,9 +97,9 @@ def clipping_case(seed: int) -> tuple[Network, list[Property], Interval]:
 def clipped_away(seed: int, cut: Callable[..., Clipped]) -> tuple[int, int]:
     """Count the points below the stated margin that clipping takes away from a grid, and the boxes it changes."""
     network, properties, box = clipping_case(seed)
-    rows = BoxRows.from_properties(properties, network.output_size, box.lower)
+    rows = PropertyRows.from_properties(properties, network.output_size)
     value, coefficients = backward_rows(bound_by_crown(Relaxation(network, box)), rows.matrix)
-    found = cut(box.lower, box.upper, rows, value - rows.bound, coefficients, coefficient_error(network))
+    found = cut(box, rows, value - rows.bound, coefficients, coefficient_error(network))
     steps = torch.linspace(0, 1, 17, dtype=torch.float64)
     grid, gone, smaller = torch.cartesian_prod(steps, steps), 0, 0
     for sample, prop in enumerate(properties):
@@ -118,9 +125,9 @@ def test_clipping_keeps_a_counterexample_on_the_very_boundary() -> None:
     network = draft.network("line")
     lower, upper = torch.zeros(1, 2).double(), torch.ones(1, 2).double()
     for bound in (0.0, 0.125, 0.25, 0.5):
-        rows = BoxRows.from_properties([Property(UNIT, ((row({0: 1}, bound),),))], 1, lower)
+        rows = PropertyRows.from_properties([Property(UNIT, ((row({0: 1}, bound),),))], 1)
         value, coefficients = backward_rows(Relaxation(network, Interval(lower, upper)).advance(), rows.matrix)
-        found = clip(lower, upper, rows, value - rows.bound, coefficients, coefficient_error(network))
+        found = clip(Interval(lower, upper), rows, value - rows.bound, coefficients, coefficient_error(network))
         # x₁ = 1, and x₀ as large as can be: c + 1/2 − 1/4.
         edge = bound + 0.25
         assert edge <= float(found.upper[0, 0]) <= edge + 1e-5
@@ -223,15 +230,10 @@ def assert_proven(query: Query, heard: list[Event]) -> None:
     children: dict[int, list[int]] = {}
     for event in heard:
         if isinstance(event, BoxesBounded):
-            margins = event.rows.margins(event.values)
-            proved |= set(event.boxes.number[margins > 0].tolist())
-            for number, low, high in zip(
-                event.boxes.number.tolist(), event.boxes.lower, event.boxes.upper, strict=True
-            ):
-                boxes[number] = rest[number] = (low.numpy(), high.numpy())
-        elif isinstance(event, BoxesClipped):
-            for number, low, high in zip(event.rest.number.tolist(), event.rest.lower, event.rest.upper, strict=True):
-                rest[number] = (low.numpy(), high.numpy())
+            proved |= set(event.boxes.number[event.proved].tolist())
+            for found, of in ((boxes, event.boxes), (rest, event.rest)):
+                ends = zip(of.number.tolist(), of.lower.numpy(), of.upper.numpy(), strict=True)
+                found.update((number, (low, high)) for number, low, high in ends)
         else:
             count = len(event.parent)
             for place, parent in enumerate(event.parent.tolist()):
@@ -264,15 +266,13 @@ def test_events_tell_a_proof(seed: int) -> None:
     assert_proven(query, heard)
     events = [event for event in heard if isinstance(event, BoxesBounded)]
     for event in events[:: max(1, len(events) // 8)]:
-        x = event.boxes.lower + torch.rand(20, 1, 3, dtype=torch.float64) * (event.boxes.upper - event.boxes.lower)
-        at = network.values(x.flatten(0, 1))
-        for index, interval in event.intervals.items():
-            z = at[index].unflatten(0, x.shape[:2])
-            assert bool(((z >= interval.lower - 1e-9) & (z <= interval.upper + 1e-9)).all())
-        least = torch.where(event.coefficients >= 0, event.boxes.lower[:, None], event.boxes.upper[:, None])
-        lines = event.values + (event.coefficients * (x[:, :, None] - least)).sum(3)
-        assert bool((event.rows.values(at[-1].unflatten(0, x.shape[:2])) >= lines - 1e-9).all())
-        assert event.by_slopes.shape == event.values.shape and set(event.slopes) == set(network.activations)
+        x = event.boxes.lower + torch.rand(200, 1, 3, dtype=torch.float64) * (event.boxes.upper - event.boxes.lower)
+        values = event.rows.values(network(x.flatten(0, 1)).unflatten(0, x.shape[:2]))
+        gone = torch.stack([x < event.rest.lower, x > event.rest.upper])
+        for side, _, at, place in gone.nonzero().unique(dim=0).tolist():
+            beyond = gone[side, :, at, place]
+            assert bool((values[beyond, at, event.row[side, at, 0, place]] > 0).all())
+        assert bool((gone.any(0).any(2) | ~event.proved).all())
 
 
 def test_a_query_that_asks_nothing_of_the_outputs_is_violated() -> None:

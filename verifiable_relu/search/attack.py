@@ -24,7 +24,7 @@ from verifiable_relu.rounding import largest
 from verifiable_relu.search.batch import QueryBatch, answer_in_parts
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, claim
-from verifiable_relu.search.property_rows import BoxRows, input_box
+from verifiable_relu.search.property_rows import PropertyRows, input_box
 from verifiable_relu.search.solvers.encoding import equalities, exact_point
 from verifiable_relu.spec.property import Property
 
@@ -76,7 +76,7 @@ class Pgd:
             suggests a counterexample.
         """
         box = input_box(properties, search_dtype(network), device)
-        rows = BoxRows.from_properties(properties, network.output_size, box.lower).to(box.lower.dtype)
+        rows = PropertyRows.from_properties(properties, network.output_size, device).to(box.lower.dtype)
         best, generator = torch.lerp(box.lower, box.upper, 0.5), torch.Generator().manual_seed(self.seed)
         worst = box.lower.new_full((len(properties),), torch.inf)
         for number in range(self.rounds):
@@ -109,7 +109,7 @@ class Descent:
     """
 
     def __init__(
-        self, options: Pgd, network: Network, box: Interval, rows: BoxRows, stop: Callable[[], bool] | None = None
+        self, options: Pgd, network: Network, box: Interval, rows: PropertyRows, stop: Callable[[], bool] | None = None
     ) -> None:
         self.options, self.network, self.box, self.rows, self._stop = options, network, box, rows, stop
         self._width, self._neurons = box.upper - box.lower, sum(op.size for op in network.ops)
@@ -218,7 +218,7 @@ class Attack:
     name: ClassVar[str] = "attack"
 
     def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-        """As ``Verifier.claims``."""
+        """Answer the queries of a batch (``Verifier.claims``)."""
         return answer_in_parts(self.name, batch, self._size, self._answer)
 
     def _size(self, network: Network, budget: TimeBudget) -> int:

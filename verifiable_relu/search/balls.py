@@ -32,10 +32,10 @@ _INSIDE = 1e-4  # The part of the radius by which candidates stay inside, so tha
 
 @dataclass(frozen=True)
 class InBalls:
-    """Answers properties of L1 and L2 balls; queries without a ball are left to ``inner`` as they are.
+    """Answers properties of L1 and L2 balls; each query has one.
 
-    It is asked about the box around a ball, too, where bounds in the ball decide nothing: its *unsat* holds for the
-    ball, its *sat* only counts if the counterexample lies in the ball.
+    Where bounds in a ball decide nothing, ``inner`` is asked about the box around it: its *unsat* holds for the ball,
+    its *sat* only counts if the counterexample lies in the ball.
     """
 
     inner: Verifier
@@ -43,54 +43,43 @@ class InBalls:
     name: ClassVar[str] = "balls"
 
     def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-        """As ``Verifier.claims``."""
-        asked = {number: query.property for number, query in batch.queries.items()}
-        balls = batch.part([number for number, prop in asked.items() if prop.ball is not None])
+        """Answer the queries of a batch (``Verifier.claims``)."""
         first: dict[int, Outcome] = {}
-        for number, outcome in answer_in_parts(self.name, balls, batch_size(_BATCH), self._answer):
+        for number, outcome in answer_in_parts(self.name, batch, batch_size(_BATCH), self._answer):
             if outcome.verdict is Verdict.UNKNOWN:
                 first[number] = outcome
             else:
-                asked.pop(number)
                 yield number, outcome
-        boxes = {n: replace(batch.queries[n], property=replace(prop, ball=None)) for n, prop in asked.items()}
+        asked = {number: batch.queries[number] for number in first}
+        boxes = {number: replace(q, property=replace(q.property, ball=None)) for number, q in asked.items()}
         inner = batch.part(list(asked), queries=boxes)
         for number in inner.ask(self.inner):
             box = inner.outcomes[number]
-            if number in first:
-                if box.witness is not None and not asked[number].admits(box.witness):
-                    # It is none of the ball's.
-                    box = Outcome.unknown(Reason.INCOMPLETE, box.method, "no proof for the box", seconds=box.seconds)
-                detail = "; ".join(filter(None, (box.detail, "asked about the box around the ball")))
-                box = replace(box, detail=detail).after(first[number])
-            yield number, box
+            if box.witness is not None and not asked[number].property.admits(box.witness):
+                box = Outcome.unknown(Reason.INCOMPLETE, box.method, "no proof for the box", seconds=box.seconds)
+            detail = "; ".join(filter(None, (box.detail, "asked about the box around the ball")))
+            yield number, replace(box, detail=detail).after(first[number])
 
     @torch.no_grad()
     def _answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
         # The error of coefficients of the inputs is known in float64.
         bounds = BoundedBoxes(Crown("float64", linear=False), part, work.share(0.5))
-        relaxation, rows = bounds.relaxation, bounds.rows
-        value, coefficients = backward_rows(relaxation, rows.matrix)
-        balls = [prop.ball for prop in part.properties if prop.ball is not None]
-        box = relaxation.bounds[0].interval
-        lower, points = least_in_balls(value, coefficients, box, balls, coefficient_error(part.network))
+        relaxation, rows, error = bounds.relaxation, bounds.rows, coefficient_error(part.network)
+        balls, box = [prop.ball for prop in part.properties if prop.ball], relaxation.bounds[0].interval
+        lower, points = least_in_balls(*backward_rows(relaxation, rows.matrix), box, balls, error)
         margins = rows.margins(below(lower - rows.bound)).tolist()
-        # Of each query's rows, the candidate where the network comes closest to the unsafe set is tried.
+        # Of each query's rows, the point where the network comes closest to the unsafe set is tried.
         outputs = part.network(points.flatten(0, 1)).unflatten(0, points.shape[:2]).transpose(0, 1)
         best = rows.margins(rows.values(outputs)).argmin(0)
-        candidates = points[torch.arange(len(points)), best].cpu().numpy()
-        return [self._outcome(part, bounds, *each) for each in zip(part.queries, margins, candidates, strict=True)]
-
-    def _outcome(
-        self, part: QueryBatch, bounds: BoundedBoxes, number: int, margin: float, candidate: np.ndarray
-    ) -> Outcome:
-        prop = part.queries[number].property
-        if margin > 0:
-            return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, subproblems=0)
-        found = claim(part.network, prop, candidate, self.name)
-        if found is not None and found.witness is not None and prop.admits(found.witness):
-            return found
-        return Outcome.unknown(Reason.INCOMPLETE, self.name, margin=margin, subproblems=0)
+        found = []
+        for prop, margin, point in zip(part.properties, margins, points[range(len(points)), best].cpu(), strict=True):
+            outcome = None if margin > 0 else claim(part.network, prop, point.numpy(), self.name)
+            if margin > 0:
+                outcome = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, bounds.trust, margin, subproblems=0)
+            elif outcome is None or outcome.witness is None or not prop.admits(outcome.witness):
+                outcome = Outcome.unknown(Reason.INCOMPLETE, self.name, margin=margin, subproblems=0)
+            found.append(outcome)
+        return found
 
 
 def least_in_balls(

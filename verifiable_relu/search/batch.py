@@ -25,7 +25,7 @@ from verifiable_relu.bounds.neuron_bounds import BASE
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Affine, Network
 from verifiable_relu.rounding import ARITHMETICS, MOST_WHOLE, sum_error
-from verifiable_relu.search.budget import PATIENCE, TimeBudget
+from verifiable_relu.search.budget import OVERTIME_S, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
 from verifiable_relu.search.property_rows import input_box
 from verifiable_relu.settings import neutral
@@ -36,7 +36,7 @@ from verifiable_relu.trust.confirmation import confirm, representable
 
 ProofObserver = Callable[[Sequence[int], object], None]
 """Learns what is proven of the queries with some numbers, at the moment it is proven: an event of ``search.bounding``,
-``search.split.boxes`` or ``search.bab.loop``."""
+``search.split.bounding`` or ``search.bab.loop``."""
 
 Claims = Iterator[tuple[int, Outcome]]
 """Numbers of queries, and what is claimed of them."""
@@ -48,7 +48,7 @@ class RootBounds:
 
     intervals: Mapping[int, Interval]  # Of what feeds nonlinear ops, by op, (1, size); infinite where nothing is known
     # (polytopes,) lower bounds of the largest row of each polytope of the unsafe set, in the units of the property, as
-    # ``RowBatch`` counts polytopes; −inf where nothing is proven
+    # ``PropertyRows`` counts polytopes; −inf where nothing is proven
     lower: Tensor
     reached: float = -1  # CROWN has bounded every unstable neuron before the ops up to this one; infinite for all
     searched: int = 0  # Steps of the search for slopes for the bounds of every neuron that CROWN left unstable
@@ -245,7 +245,7 @@ class QueryBatch:
         # What the whole has beyond a part is spare, in which a step that has begun may end.
         whole = sum(max(0.0, account.limit - account.spent) for account in self._most)
         spare = 0.0 if whole == math.inf else whole - left
-        begun = replace(self.budget.begun(left), patience=PATIENCE + spare)
+        begun = replace(self.budget.begun(left), overtime_s=OVERTIME_S + spare)
         used = processor_seconds()
         try:
             yield begun

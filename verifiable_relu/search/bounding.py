@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from verifiable_relu.rounding import below, negligible, sum_error
 from verifiable_relu.search.batch import QueryBatch, RootBounds, answer_in_parts, batch_size
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
-from verifiable_relu.search.property_rows import BoxRows, input_box
+from verifiable_relu.search.property_rows import PropertyRows, input_box
 
 _BATCH = 256  # Most queries bounded at once, so that progress moves and budgets are looked at
 _CLEAR = 1e-6  # Heuristic: slopes of a row are not sought further that is above 0 by this part of its bound, and of 1
@@ -39,7 +38,7 @@ class RowsBounded:
     """Rows of properties are bounded from below over their boxes; a query with a positive margin is proved."""
 
     relaxation: Relaxation  # The intervals of all ops over the boxes, and CROWN's slopes
-    rows: BoxRows  # Of the properties
+    rows: PropertyRows  # Of the properties
     values: Tensor  # (boxes, rows) lower bounds of matrix·y − bound
     chosen: Tensor  # (count,) rows for which slopes were searched for, as ``values`` flattened counts them
     # What each of these chose at elementwise ops and products, by number, (count, n) in [0, 1] (``bounds.alpha``).
@@ -80,11 +79,10 @@ class Crown:
     by_crown: bool = field(default=True, repr=False)  # Whether rows bound the neurons that intervals leave unstable
     # Whether rows of properties are bounded by CROWN; else by intervals alone
     linear: bool = field(default=True, repr=False)
-
-    name: ClassVar[str] = "crown"
+    name: str = field(default="crown", repr=False)
 
     def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-        """As ``Verifier.claims``."""
+        """Answer the queries of a batch (``Verifier.claims``)."""
         return answer_in_parts(self.name, batch, batch_size(_BATCH), self._answer)
 
     @torch.no_grad()
@@ -94,31 +92,11 @@ class Crown:
 
 
 @dataclass(frozen=True)
-class Ibp(Crown):
-    """Interval bound propagation."""
-
-    by_crown: bool = field(default=False, repr=False)
-    linear: bool = field(default=False, repr=False)
-
-    name = "ibp"
-
-
-@dataclass(frozen=True)
-class CrownIbp(Crown):
-    """CROWN-IBP: linear bounds of the output over interval bounds of every pre-activation (arXiv 1906.06316)."""
-
-    by_crown: bool = field(default=False, repr=False)
-
-    name = "crown-ibp"
-
-
-@dataclass(frozen=True)
 class AlphaCrown(Crown):
     """α-CROWN: CROWN, then optimised slopes for what it does not decide."""
 
     ascent: Ascent | None = Ascent()  # noqa: RUF009 -- frozen
-
-    name = "alpha-crown"
+    name: str = field(default="alpha-crown", repr=False)
 
 
 @dataclass(frozen=True)
@@ -126,8 +104,7 @@ class AlphaCrownTight(AlphaCrown):
     """α-CROWN whose slopes are optimised for the bounds of neurons, too: tighter, and slower by their number."""
 
     intermediate: Ascent | None = Ascent()  # noqa: RUF009 -- frozen
-
-    name = "alpha-crown-tight"
+    name: str = field(default="alpha-crown-tight", repr=False)
 
 
 class BoundedBoxes:
@@ -155,7 +132,7 @@ class BoundedBoxes:
         )
         known = self._cache.known(numbers, device) if self.trust is Trust.ROUNDED else None
         self._known = known or RootBounds({}, torch.zeros(0))
-        self.rows = BoxRows.from_properties(part.properties, network.output_size, box.lower)
+        self.rows = PropertyRows.from_properties(part.properties, network.output_size, device)
         given, memory, stop = self._known.intervals, work.memory // 2, partial(self._stop, work)
         self.relaxation = Relaxation(network, box, known=given, dtype=dtype, memory=memory, stop=stop)
         steps = 0 if options.intermediate is None else options.intermediate.steps
@@ -260,7 +237,7 @@ class BoundedBoxes:
     def intervals_of(self, number: int) -> dict[int, Interval]:
         """Return the intervals of what feeds nonlinear ops in one query's box, (1, size) on the CPU.
 
-        NaN, of which nothing is known, becomes infinite.
+        NaN, which bounds nothing, becomes infinite.
         """
         sample, far, found = self._sample[number], math.inf, {}
         for i, x in self._intervals.items():
@@ -271,12 +248,6 @@ class BoundedBoxes:
     def margin(self, number: int) -> float:
         """Return a proven lower bound of one query's margin."""
         return min(self.lower[number].tolist(), default=math.inf)
-
-    def prove(self, number: int, lower: dict[int, float]) -> None:
-        """Take proven lower bounds of some polytopes of one query, by number."""
-        for polytope, value in lower.items():
-            self.lower[number][polytope] = max(float(self.lower[number][polytope]), value)
-        self._cache.prove(number, lower)
 
     def outcome(self, number: int, name: str, undecided: str = "", decided: str = "") -> Outcome:
         """Return what the bounds alone say of one query, in a method's name, with the detail for either case."""

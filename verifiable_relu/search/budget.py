@@ -11,9 +11,7 @@ from verifiable_relu.errors import OutOfTime
 
 MEMORY = 1 << 30  # Bytes that bounds, boxes and trees may hold at once by default
 SOLO_WORK = 3e9  # Work of some tenths of a second; to make copies of a process takes some hundredths
-PATIENCE = (
-    0.5  # Seconds after its time limit in which work may still return a result, at least, before it is broken off
-)
+OVERTIME_S = 0.5  # Seconds after its time limit in which work may still return a result before it is broken off
 
 SearchProgress = Mapping[str, float]
 """Progress of the work on a query: the best lower bound of its ``margin``, how many ``sub-problems`` have been bounded
@@ -36,8 +34,8 @@ class TimeBudget:
             copy processes (Linux). The process that asks should have no other threads at work then.
         clock: returns the present time in seconds, by which work is charged: wall-clock time by default.
         start: when the work began, by the clock.
-        patience: the seconds after its time in which the work may still return a result: more where others have time
-            left that it belongs to.
+        overtime_s: the seconds after its time in which the work may still return a result: more where the work is a
+            part of a larger one that has time left.
         solo_work: the work of branch and bound (``loop.TreeProgress``) that one process does before others share it.
         report_progress: told now and then where the work stands, in the process that was asked.
         named: those of these limits by which records tell methods apart (``batch.described``).
@@ -49,7 +47,7 @@ class TimeBudget:
     processes: int = 1
     clock: Callable[[], float] = time.perf_counter
     start: float = 0.0
-    patience: float = PATIENCE
+    overtime_s: float = OVERTIME_S
     solo_work: float = SOLO_WORK
     report_progress: Callable[[SearchProgress], None] = field(default=ignore_progress, repr=False, compare=False)
     named: tuple[str, ...] = ()
@@ -76,9 +74,9 @@ class TimeBudget:
         """Return True if no time is left, for work to ask between its steps.
 
         Raises:
-            OutOfTime: once the work has gone on for ``patience`` beyond that.
+            OutOfTime: once the work has gone on for ``overtime_s`` beyond that.
         """
         left = self.left()
-        if left < -self.patience:
+        if left < -self.overtime_s:
             raise OutOfTime
         return left <= 0

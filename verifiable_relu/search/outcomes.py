@@ -13,8 +13,8 @@ import torch
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.ir.exact import evaluate_exact, is_evaluable
 from verifiable_relu.ir.network import Network
+from verifiable_relu.search.property_rows import PropertyRows
 from verifiable_relu.spec.property import Property, nearest
-from verifiable_relu.spec.row_batch import RowBatch
 
 Witness = tuple[Fraction, ...]
 """An exact point of a property's box, in row-major order of the network's input."""
@@ -49,9 +49,9 @@ class Reason(StrEnum):
 
 
 class Trust(StrEnum):
-    """How far a verdict can be trusted.
+    """Trust that a verdict deserves.
 
-    FLOAT: as far as floating-point arithmetic whose rounding is not accounted for; ROUNDED: every rounding error is
+    FLOAT: as much as floating-point arithmetic whose rounding is not accounted for; ROUNDED: every rounding error is
     accounted for; EXACT: the arithmetic is rational and exact; CHECKED: the independent checker has accepted a
     certificate.
     """
@@ -151,9 +151,9 @@ def claim(network: Network, prop: Property, point: np.ndarray, method: str) -> O
     witness = prop.box.witness(point)
     x = torch.tensor([[float(v) for v in witness]], dtype=torch.float64)
     with torch.no_grad():
-        y = network(x if network.arithmetic == "real" else x.float())[0].double()
-    rows = RowBatch.from_properties([prop], network.output_size)
-    margin = float(rows.margins(rows.matrix @ y - rows.bound))
+        y = network(x if network.arithmetic == "real" else x.float()).double()
+    rows = PropertyRows.from_properties([prop], network.output_size)
+    margin = float(rows.margins(rows.values(y)))
     # An overflow to infinity or NaN says nothing of the true margin.
     if not (margin <= 0 and bool(torch.isfinite(y).all())):
         return None

@@ -78,7 +78,7 @@ class QueryFeatures:
 
     @property
     def few(self) -> bool:
-        """True if few inputs vary and few neurons are unstable, all of which branch and bound has memory for."""
+        """True if few inputs vary and few neurons are unstable, and branch and bound has memory for them."""
         return self.narrow and self.splittable and self.unstable <= LIMITS.few_neurons
 
     def __str__(self) -> str:
@@ -206,7 +206,7 @@ class Auto:
     name: ClassVar[str] = "auto"
 
     def claims(self, batch: QueryBatch) -> Claims:
-        """As ``Verifier.claims``."""
+        """Answer the queries of a batch (``Verifier.claims``)."""
         cache, memory = batch.bounds_cache, batch.budget.memory
         cache = BoundsCache(int(memory * LIMITS.kept_memory)) if cache is NO_BOUNDS else cache
         whole = batch.part(list(batch.queries), bounds_cache=cache)

@@ -1,4 +1,7 @@
-"""Rows of the unsafe sets of many boxes in tensors of one shape, and weighted sums of a polytope's rows.
+"""The rows of properties' unsafe sets in float64, as tensors of one shape, and weighted sums of a polytope's rows.
+
+Coefficients are exact rationals, which float64 need not represent. ``PropertyRows`` describe a set that contains the
+unsafe set: a proof that its polytopes are not reached is a proof for the property.
 
 **Sums.** Where no single row of a conjunction is positive over a box, a sum of several may be. A polytope of the unsafe
 set is where all of its rows g_k are at most 0; for weights w_k ≥ 0, so is Σ_k w_k·g_k there. The best weights make the
@@ -10,18 +13,21 @@ Subgradient Methods for Convex Optimization, Operations Research Letters 31, 200
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from verifiable_relu.errors import InputError
 from verifiable_relu.ir.interval import Interval
-from verifiable_relu.rounding import above, below, divisor, epsilon, mean_of_rows, quotient_below
+from verifiable_relu.rounding import LONG_ROW, above, below, divisor, epsilon, mean_of_rows, quotient_below
 from verifiable_relu.search.records import TensorRecord
-from verifiable_relu.spec.property import Property
-from verifiable_relu.spec.row_batch import RowBatch
+from verifiable_relu.spec.property import Polytope, Property, round_up
 
 _STEPS = 12  # Of the ascent
 _GAIN = 0.1  # A sum is bounded if its form's least value is above that of every single row by this part of its size
@@ -36,9 +42,47 @@ def input_box(properties: Sequence[Property], dtype: torch.dtype, device: torch.
     return Interval(low.to(device), high.to(device))
 
 
+_FloatRow = tuple[tuple[tuple[int, float], ...], float, float]
+"""Coefficients, bound and scale: the exact row's slack is at least (Σ coefficient·y_i − bound) / scale."""
+
+
+def _float_rows(polytope: Polytope) -> list[list[_FloatRow]]:
+    """Return polytopes with float64 coefficients whose union contains ``polytope``: one unless coefficients are long.
+
+    Each row is multiplied by its scale, which makes its coefficients integers. If float64 represents them, the row is
+    kept, with its bound rounded up. Otherwise the row A·y ≤ b is written as a sum of float64 rows A = A₀ + A₁ + … +
+    A_k: the nearest row, the nearest row to the rest, and so on. Where A₀·y > b + t and A_j·y > −t/k for every j > 0,
+    A·y > b holds. The polytope therefore lies in the union of the polytope with A₀·y ≤ b + t in the row's place and of
+    the half-spaces {A_j·y ≤ −t/k}. Since |A_j| is at most 2⁻⁵³·max|A|, a small t puts these half-spaces far away from
+    outputs of ordinary size. The value A·y − b is at least k + 1 times the least of the k + 1 parts' values.
+
+    A row beyond the range of float64 is left out, which makes the polytope larger.
+    """
+    kept: list[_FloatRow] = []
+    far: list[list[_FloatRow]] = []
+    for row in polytope:
+        factor = Fraction(math.lcm(*(c.denominator for _, c in row.coefficients)))
+        rest = [(i, c * factor) for i, c in row.coefficients]
+        parts: list[tuple[tuple[int, float], ...]] = []
+        try:
+            while rest or not parts:
+                parts.append(tuple((i, float(c)) for i, c in rest))
+                rest = [(i, c - Fraction(f)) for (i, c), (_, f) in zip(rest, parts[-1], strict=True) if c != f]
+            first, *others = parts
+            scale, bound = round_up(factor / len(parts)), row.bound * factor
+            if others:
+                spare = LONG_ROW * max(abs(bound), *(abs(Fraction(c)) for _, c in first))
+                far += [[(part, round_up(-spare / len(others)), scale)] for part in others]
+                bound += spare
+            kept.append((first, round_up(bound), scale))
+        except (OverflowError, InputError):
+            continue
+    return [kept, *far]
+
+
 @dataclass(frozen=True, eq=False)
-class BoxRows(TensorRecord):
-    """The rows of the unsafe set of each box of a batch, or of each of some properties.
+class PropertyRows(TensorRecord):
+    """The rows of the unsafe set of each property of a batch (``_float_rows``).
 
     All have as many rows and polytopes as the largest: others are filled with rows of a polytope that does not count.
     """
@@ -48,33 +92,53 @@ class BoxRows(TensorRecord):
     scale: Tensor  # (batch, rows), positive: a row's value A·y − b divided by it counts for the margin
     polytope: Tensor  # (batch, rows) the number of each row's polytope; that of rows that fill is ``polytopes``
     exists: Tensor  # (batch, polytopes) bool
+    origin: Tensor  # (batch, polytopes) the exact polytope of the property that each polytope equals or is part of
     members: Tensor  # (batch, polytopes, most) numbers of each polytope's rows; ``rows`` where it has fewer
-    is_scaled: bool  # A scale may be other than 1
+    is_scaled: bool = False  # A scale may be other than 1
     weights: Tensor | None = None  # Of sums of rows, (batch, polytopes, most) whole numbers: those of ``members``
 
     @classmethod
-    def from_properties(cls, properties: Sequence[Property], outputs: int, like: Tensor) -> BoxRows:
-        """Return the rows of properties, on the device of a tensor."""
-        flat, count = RowBatch.from_properties(properties, outputs), len(properties)
-        (row, rows), (place, polytopes) = _places(flat.sample, count), _places(flat.owner, count)
-        member, most = _places(flat.polytope, len(flat.owner))
-        where, part = (flat.sample, row), place[flat.polytope]
-        matrix, bound, scale = (t.new_zeros(count, rows, *t.shape[1:]) for t in (flat.matrix, flat.bound, flat.scale))
-        matrix[where], bound[where], scale[where] = flat.matrix, flat.bound, flat.scale
-        polytope = torch.full((count, rows), polytopes).index_put(where, part)
-        exists = torch.zeros(count, polytopes, dtype=torch.bool).index_put((flat.owner, place), torch.tensor(True))
-        members = torch.full((count, polytopes, most), rows).index_put((flat.sample, part, member), row)
-        scale = torch.where(polytope < polytopes, scale, 1.0)
-        found = cls(matrix, bound, scale, polytope, exists, members, bool((scale != 1).any()))
-        return found.each(lambda t: t.to(like.device))
+    def from_properties(
+        cls, properties: Sequence[Property], outputs: int, device: torch.device | str = "cpu"
+    ) -> PropertyRows:
+        """Return the rows of properties of a network with ``outputs`` outputs."""
+        # Properties of one class share their unsafe set.
+        unsafe = {id(prop.unsafe): prop.unsafe for prop in properties}
+        made = [
+            [(number, part) for number, polytope in enumerate(each) for part in _float_rows(polytope)]
+            for each in unsafe.values()
+        ]
+        count, rows = len(made), max([1, *(sum(len(part) for _, part in parts) for parts in made)])
+        polytopes = max([1, *map(len, made)])
+        most = max([1, *(len(part) for parts in made for _, part in parts)])
+        matrix, bound, scale = np.zeros((count, rows, outputs)), np.zeros((count, rows)), np.ones((count, rows))
+        polytope, members = np.full((count, rows), polytopes), np.full((count, polytopes, most), rows)
+        exists, origin = np.zeros((count, polytopes), bool), np.zeros((count, polytopes), int)
+        for at, parts in enumerate(made):
+            row = 0
+            for number, (given, part) in enumerate(parts):
+                mine = slice(row, row + len(part))
+                exists[at, number], origin[at, number], polytope[at, mine] = True, given, number
+                members[at, number, : len(part)] = range(row, mine.stop)
+                for coefficients, level, factor in part:
+                    bound[at, row], scale[at, row] = level, factor
+                    for column, value in coefficients:
+                        matrix[at, row, column] = value
+                    row += 1
+        tensors: Any = (torch.from_numpy(part) for part in (matrix, bound, scale, polytope, exists, origin, members))
+        place = {key: number for number, key in enumerate(unsafe)}
+        found = replace(cls(*tensors), is_scaled=bool((scale != 1).any())).each(lambda t: t.to(device))
+        return found.take(
+            torch.tensor([place[id(prop.unsafe)] for prop in properties], dtype=torch.long, device=device)
+        )
 
-    def take(self, chosen: Tensor) -> BoxRows:
+    def take(self, chosen: Tensor) -> PropertyRows:
         """Return the rows of some of these, (count,) by number."""
         if len(self.bound) == 1:
             return self.each(lambda t: t.expand(len(chosen), *t.shape[1:]))
         return self.each(lambda t: t[chosen])
 
-    def to(self, dtype: torch.dtype) -> BoxRows:
+    def to(self, dtype: torch.dtype) -> PropertyRows:
         """Return the rows with numbers of another dtype."""
         return replace(self, **{name: getattr(self, name).to(dtype) for name in ("matrix", "bound", "scale")})
 
@@ -100,7 +164,7 @@ class BoxRows(TensorRecord):
         """Return the margins (…, batch) of values (…, batch, rows): the least of ``largest``."""
         return self.largest(values).amin(-1)
 
-    def sums(self, values: Tensor, center: Tensor, along: Tensor) -> BoxRows:
+    def sums(self, values: Tensor, center: Tensor, along: Tensor) -> PropertyRows:
         """Return a weighted sum of the rows of each polytope; no row where that promises no more than single rows do.
 
         The batch has as many rows as there are polytopes.
@@ -129,22 +193,14 @@ class BoxRows(TensorRecord):
         bound, scale = (part.view_as(kept) for part in both)
         polytope = torch.where(kept, torch.arange(polytopes, device=kept.device), polytopes)
         bound, scale = torch.where(kept, bound, 0.0), torch.where(kept, scale, 1.0)
-        return BoxRows(
-            (weights * matrix).sum(2), bound, scale, polytope, self.exists, self.members, True, weights[..., 0]
-        )
+        made = {"matrix": (weights * matrix).sum(2), "bound": bound, "scale": scale, "polytope": polytope}
+        return replace(self, **made, is_scaled=True, weights=weights[..., 0])
 
-    def and_sums(self, sums: BoxRows) -> BoxRows:
+    def and_sums(self, sums: PropertyRows) -> PropertyRows:
         """Return these rows, and behind them sums of them."""
         names = ("matrix", "bound", "scale", "polytope")
         both = {name: torch.cat([getattr(self, name), getattr(sums, name)], 1) for name in names}
         return replace(self, **both, is_scaled=True, weights=sums.weights)
-
-
-def _places(group: Tensor, groups: int) -> tuple[Tensor, int]:
-    """Return the place of each element among those of its group, (n,) of ascending ``group``, and the largest count."""
-    counts = torch.bincount(group, minlength=groups)
-    place = torch.arange(len(group)) - (counts.cumsum(0) - counts)[group]
-    return place, max(1, int(counts.max())) if groups else 1
 
 
 def _ascend(center: Tensor, along: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:

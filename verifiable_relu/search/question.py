@@ -27,8 +27,8 @@ from verifiable_relu.search.piecewise_linear import (
     tournament_intervals,
     without_maxima,
 )
+from verifiable_relu.search.property_rows import PropertyRows
 from verifiable_relu.spec.property import Property
-from verifiable_relu.spec.row_batch import RowBatch
 
 _BATCH = 64  # Most queries bounded at once
 _CURVED_STEPS = 6  # Of the search for bounds of neurons where some are smooth: there they are worth more than splits
@@ -41,7 +41,7 @@ class BoundedQuery:
     network: Network
     prop: Property
     intervals: Mapping[int, Interval]  # Of the ops that feed elementwise ops and maxima, by number, (1, size)
-    lower: Tensor  # (polytopes,) of the largest row of each, as ``RowBatch`` counts
+    lower: Tensor  # (polytopes,) of the largest row of each, as ``PropertyRows`` counts
     trust: Trust = Trust.ROUNDED  # In ``intervals`` and ``lower``
     learn: Callable[[dict[int, float]], None] = lambda lower: None  # Told of ``lower`` that are proven since
     observer: Observer | None = None  # Told of what is proven
@@ -52,8 +52,8 @@ class BoundedQuery:
         return Interval(*(torch.from_numpy(end)[None] for end in (self.prop.box.lower, self.prop.box.upper)))
 
     @cached_property
-    def rows(self) -> RowBatch:
-        return RowBatch.from_properties([self.prop], self.network.output_size)
+    def rows(self) -> PropertyRows:
+        return PropertyRows.from_properties([self.prop], self.network.output_size)
 
     @cached_property
     def without_maxima(self) -> tuple[Network, Mapping[int, Interval]]:
@@ -75,7 +75,7 @@ class BoundedQuery:
         All of it is on ``device``. Raises ``OutOfTime`` once ``stop`` says so.
         """
         is_open = [polytope for polytope, lower in enumerate(self.bounds()) if not lower > 0]
-        counts = torch.bincount(self.rows.polytope, minlength=len(self.rows.owner))
+        counts = torch.bincount(self.rows.polytope[0], minlength=len(self.lower))
         if not bool(counts[is_open].all()):
             return None
         network, intervals = self.without_maxima
@@ -99,7 +99,7 @@ class CompleteMethod(Protocol):
         """Steps of α-CROWN that are worth their time for intervals of neurons that CROWN leaves unstable."""
 
     def claims(self, batch: QueryBatch) -> Claims:
-        """As ``Verifier.claims``."""
+        """Answer the queries of a batch (``Verifier.claims``)."""
         return decide_one_by_one(self, batch)
 
     def require(self, network: Network) -> None:
@@ -165,8 +165,8 @@ def _decided(method: CompleteMethod, bounds: BoundedBoxes, alone: QueryBatch, nu
     except CallFailed as error:
         return fault(error, method.name)
     observer = None if alone.observer is None else partial(alone.observer, [number])
-    known = bounds.intervals_of(number), bounds.lower[number], bounds.trust
-    query = BoundedQuery(alone.network, alone.properties[0], *known, partial(bounds.prove, number), observer)
+    known, learn = (bounds.intervals_of(number), bounds.lower[number]), partial(alone.bounds_cache.prove, number)
+    query = BoundedQuery(alone.network, alone.properties[0], *known, bounds.trust, learn, observer)
 
     def decide(_: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
         try:

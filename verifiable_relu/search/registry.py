@@ -44,8 +44,9 @@ _MARABOU = "maraboupy, for which there are wheels up to Python 3.12.0"
 METHODS = {
     "auto": Method("search.portfolio", "Auto", limits=_ALL),
     "attack": Method("search.attack", "Attack", limits=("device",), proves=False),
-    "ibp": Method("search.bounding", "Ibp", **_BOUNDS),
-    "crown-ibp": Method("search.bounding", "CrownIbp", **_BOUNDS),
+    "ibp": Method("search.bounding", "Crown", {"name": "ibp", "by_crown": False, "linear": False}, **_BOUNDS),
+    # Linear bounds of the output over interval bounds of every pre-activation (arXiv 1906.06316)
+    "crown-ibp": Method("search.bounding", "Crown", {"name": "crown-ibp", "by_crown": False}, **_BOUNDS),
     "crown": Method("search.bounding", "Crown", **_BOUNDS),
     "alpha-crown": Method("search.bounding", "AlphaCrown", **_BOUNDS),
     "alpha-crown-tight": Method("search.bounding", "AlphaCrownTight", **_BOUNDS),
@@ -67,7 +68,7 @@ def methods() -> tuple[str, ...]:
 
 
 def make(name: str) -> Verifier:
-    """The verifier of a method, with the method's options.
+    """Return the verifier of a method, with the method's options.
 
     Raises:
         InputError: if there is no such method, or if a package that it needs is not installed.
@@ -80,7 +81,7 @@ def make(name: str) -> Verifier:
 
 
 def limited(name: str, device: str = "cpu", memory: int | None = None, processes: int = 1) -> TimeBudget:
-    """The limits of a method's work, but for its time.
+    """Return the limits of a method's work, but for its time.
 
     Args:
         name: the name of the method.

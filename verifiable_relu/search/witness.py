@@ -13,9 +13,8 @@ from verifiable_relu.ir.network import Network
 from verifiable_relu.search.attack import Descent, Pgd
 from verifiable_relu.search.bab.tree import Decide
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, claim
-from verifiable_relu.search.property_rows import BoxRows
+from verifiable_relu.search.property_rows import PropertyRows
 from verifiable_relu.spec.property import Property
-from verifiable_relu.spec.row_batch import RowBatch
 
 # The descent from points at which relaxations of nodes that are nearly decided are least
 _WITNESS_PGD = Pgd(steps=15, step_size=0.2)
@@ -45,7 +44,7 @@ class WitnessCheck:
         self.decider = decider
         self.found: Outcome | None = None
         self._network, self._prop, self._method, self._judge = network, prop, method, judge
-        self._rows = RowBatch.from_properties([prop], network.output_size)
+        self._rows = PropertyRows.from_properties([prop], network.output_size)
         # Where the margin is zero, the point may be on an edge that is not part of the unsafe set or of the box.
         strict = any(row.strict for polytope in prop.unsafe for row in polytope)
         self._strict = strict or bool(prop.box.open_lower or prop.box.open_upper)
@@ -61,11 +60,10 @@ class WitnessCheck:
         if descend and self.found is None:
             points, prop = points.cpu(), self._prop
             box = Interval(*(torch.from_numpy(end).expand(points.shape) for end in (prop.box.lower, prop.box.upper)))
-            rows = BoxRows.from_properties([prop] * len(points), self._network.output_size, points)
+            rows = self._rows.take(torch.zeros(len(points), dtype=torch.long))
             points, _ = Descent(_WITNESS_PGD, self._network, box, rows).of_margins(points[None])
         with torch.no_grad():
-            values = self._network(points).cpu() @ self._rows.matrix.T - self._rows.bound
-        margins = self._rows.margins(values)[:, 0]
+            margins = self._rows.margins(self._rows.values(self._network(points).cpu()[:, None]))[:, 0]
         least = int(margins.argmin())
         if self.found is None and bool(margins[least] <= 0):
             self._take(points[least].cpu().numpy())

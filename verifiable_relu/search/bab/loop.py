@@ -36,7 +36,7 @@ class TreeBegun:
     """A tree is to exclude a polytope; of several trees of one polytope, one that is proven suffices."""
 
     relaxation: TreeRelaxation  # Of the tree
-    polytope: int  # Its number, as ``RowBatch`` counts polytopes
+    polytope: int  # Its number, as ``PropertyRows`` counts polytopes
     order: Tensor  # (rows,) which row of the polytope each row of the relaxation is; the first is the objective
     scale: Tensor  # (rows,) the factors of the rows
 
@@ -154,8 +154,8 @@ class Bounded:
         return Bounded(self.nodes[chosen], self.bound[chosen], self.columns, self.neurons, *parts)
 
 
-class State(Enum):
-    """What is known of a loop's questions; of several parts of a tree the last of these holds."""
+class TreeState(Enum):
+    """TreeState of the nodes of a loop; a tree in several parts has the last of the states of its parts."""
 
     PROVED = auto()
     OPEN = auto()
@@ -172,7 +172,7 @@ class TreeProgress:
     # lower, leaves: (objectives,) proven lower bounds of the nodes of each that are closed, and how many these are
     lower: Tensor
     leaves: Tensor
-    state: State = State.OPEN  # What is known of them all
+    state: TreeState = TreeState.OPEN  # The state of all of them
     nodes: int = 0  # How many have been bounded
     work: float = 0.0  # About how many multiplications, or what takes as long, that took
     closed: float = 0.0  # The part of a tree that is closed, a node with d splits counted as 2⁻ᵈ
@@ -181,7 +181,7 @@ class TreeProgress:
 
 @dataclass(frozen=True)
 class Strategy:
-    """How nodes are bounded and closed."""
+    """Functions and limits with which a loop bounds and closes nodes."""
 
     bound: Callable[[Nodes, bool], Bounded]  # Bounds nodes, not proven; or only for a look at them
     prove: Callable[[Bounded], Tensor]  # Returns proven lower bounds (nodes,); −inf or NaN where nothing is proven
@@ -225,10 +225,10 @@ class Loop:
                 # The first is split on though nothing may be to blame.
                 choices[:, 1:].masked_fill_(likely[:, 1:] <= 0, -1)
             now.open.push(replace(found.nodes, bound=found.bound.float(), choices=choices))
-        if now.state is State.OPEN and not len(now.open):
-            now.state = State.PROVED
-        elif now.state is State.OPEN and now.open.bytes > self.strategy.memory:
-            now.state = State.FULL
+        if now.state is TreeState.OPEN and not len(now.open):
+            now.state = TreeState.PROVED
+        elif now.state is TreeState.OPEN and now.open.bytes > self.strategy.memory:
+            now.state = TreeState.FULL
 
     def advance(self, chosen: Nodes | None = None) -> None:
         """Split open nodes, those that came last if none are given, and bound what they are split into.
@@ -294,7 +294,7 @@ class Loop:
                 nodes = nodes.moved(self.relaxation.places(more.columns))
             now.open.push(nodes)
         ends = max(now.state, more.state, key=lambda state: state.value)
-        now.state = ends if ends.value > State.OPEN.value else State.OPEN if len(now.open) else State.PROVED
+        now.state = ends if ends.value > TreeState.OPEN.value else TreeState.OPEN if len(now.open) else TreeState.PROVED
         now.nodes, now.work = now.nodes + more.nodes, now.work + more.work
         now.lower, now.closed = torch.minimum(now.lower, more.lower), min(1.0, now.closed + more.closed)
         now.leaves = now.leaves + more.leaves

@@ -43,7 +43,7 @@ def lower_bounds(relaxation: TreeRelaxation, found: Bounded) -> Tensor:
     forms, w, weight = relaxation.forms[found.columns], found.w.double(), row_weights(relaxation, found)
     c = torch.addmm(weight @ rows.matrix, w, forms.matrix)
     constant = weight @ rows.constant + w @ forms.constant
-    # All sums have at most so many terms, and all terms together are at most ``size``, but for rounding.
+    # Each sum has at most this number of terms, whose sizes together are at most ``size``, but for rounding.
     terms = n + m + 2 * len(found.columns) + len(rows) + 16
     unit = gamma(terms, torch.float64)
     reach = torch.maximum(-relaxation.system.lower, relaxation.system.upper)[found.neurons]

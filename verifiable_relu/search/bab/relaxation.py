@@ -13,7 +13,7 @@ its phases, and at a point of a smooth function. Segments are numbered as in a h
 segment k are 2k below and 2k + 1 above. On each segment the points (z, q̃) of the function lie in a polygon: the graph
 itself of a piecewise-linear function, the band between two linear bounds of another one. A multiplier of z is optimal
 at a vertex, so that polygons are all that a proof needs. An ascent uses a line below q̃ and one above it. Number 0
-stands for an open neuron of which only 0 ≤ q̃ ≤ 1 is used.
+stands for an open neuron, for which only 0 ≤ q̃ ≤ 1 is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from verifiable_relu.ir.interval import Interval
 from verifiable_relu.rounding import FEW, LEAST_WIDTH, OWN, TINY, divisor, gamma, unit_roundoff
 from verifiable_relu.search.bab.slopes import HullCuts
 from verifiable_relu.search.bab.system import AffineForms, Block, ReducedSystem, Replacement
-from verifiable_relu.search.records import Stack, TensorRecord
+from verifiable_relu.search.records import Stack
 
 _MOST = 64  # Segments of smooth neurons from this number on are not cut, so that a number fits into eight bits
 _POINTS = 16  # Points of a segment, and one more, at which the distance of its lines from the function is measured
@@ -56,7 +56,7 @@ class Segments:
 
     Attributes:
         last: (m,) segments from this number on are not cut.
-        kinked: (m,) bool, the neurons with a kink, of which any line through it will do on one side.
+        kinked: (m,) bool, the neurons with a kink: on one side any line through it is a bound.
         all_kinked: whether all neurons have a kink.
         concave: (m,) bool, those of them whose other side is the lower one.
         has_concave: whether there are any.
@@ -179,7 +179,7 @@ class Segments:
 
     @property
     def open_gaps(self) -> tuple[Tensor, Tensor]:
-        """As ``gaps`` of open neurons, (m,) each."""
+        """The ``gaps`` of open neurons, (m,) each."""
         return self._gaps[0, :, 0], self._gaps[1, :, 0]
 
     def least(self, numbers: Tensor, segment: Tensor, c: Tensor, pull: Tensor, unit: float) -> tuple[Tensor, Tensor]:
@@ -201,11 +201,6 @@ class Segments:
         return torch.maximum(polygon, band), error
 
 
-@dataclass(frozen=True, eq=False)
-class _Columns(TensorRecord):
-    neurons: Tensor  # (k,)
-
-
 class TreeRelaxation:
     """The reduced system of one query with slopes for one objective.
 
@@ -218,6 +213,7 @@ class TreeRelaxation:
 
     Attributes:
         rows: as relaxed forms.
+        columns: (k,) the neurons whose pre-activations have been made, in the order in which they were asked for.
         offset, width: (m,) o, rounded down, and Q, rounded up.
         segments: of the neurons.
         over: (m,) bool, the neurons with cuts.
@@ -249,15 +245,7 @@ class TreeRelaxation:
             self.span[cuts.neurons] = torch.maximum(cuts.width * FEW + TINY, least)
         self.rows = self._relaxed(system.substituted(rows, self._lines))
         self._place = torch.full((system.size,), -1, device=slopes.device)
-        self._columns, self._forms, self._base = (
-            Stack(_Columns(self._place[:0])),
-            *(Stack(self.rows[:0]) for _ in range(2)),
-        )
-
-    @property
-    def columns(self) -> Tensor:
-        """(k,) the neurons whose pre-activations have been made, in the order in which they were asked for."""
-        return self._columns.rows.neurons
+        self.columns, self._forms, self._base = self._place[:0], Stack(self.rows[:0]), Stack(self.rows[:0])
 
     @property
     def made(self) -> Tensor:
@@ -287,7 +275,7 @@ class TreeRelaxation:
         self._place[missing] = len(self.columns) + torch.arange(len(missing), device=missing.device)
         forms = self._relaxed(self.system.of_neurons(missing, self._lines))
         self._forms.push(forms)
-        self._columns.push(_Columns(missing))
+        self.columns = torch.cat([self.columns, missing])
         if self.cuts is not None:
             self._base.push(self._differences(missing, forms))
         return self._place[neurons]

@@ -2,7 +2,7 @@
 
 Slopes are those of CROWN or α-CROWN (``bounds.alpha``), on the side of a function that the objective's coefficient asks
 for. Above a ReLU there is its chord, which bounds the value r_j of a neuron by its pre-activation z_j alone. Over the
-box of the scaled inputs e and of the values r of earlier neurons, of which z_j = w·y + b is an affine form, there are
+box of the scaled inputs e and of the values r of earlier neurons, z_j = w·y + b is an affine form of these. There are
 better bounds (Anderson et al., Strong mixed-integer programming formulations for trained neural networks, arXiv
 1811.01988): with y ∈ [−1, 1]ᵏ the scaled variables, s_j < 1 the activation's slope below zero, and any μ, ν in [0, 1],
 
@@ -136,7 +136,7 @@ def better_slopes(system: ReducedSystem, parts: Sequence[OpenPolytope], stop: Ca
 def hull_cuts(system: ReducedSystem, parts: Sequence[OpenPolytope], stop: Callable[[], bool]) -> list[OpenPolytope]:
     """Return polytopes with the best hull cuts found, and slopes of the lines below them (``Improve``).
 
-    The searches run one after the other, over the neurons of which the objective wants large values. A system that is
+    The searches run one after the other, over the neurons with negative coefficients in the objective. A system that is
     too large to be held as a whole gets better slopes alone.
     """
     if not system.whole:
@@ -198,10 +198,9 @@ class _CutSearch:
     """The search for cuts over some neurons of a system, whose parameters are θ (terms,), μ and ν (h,)."""
 
     def __init__(self, system: ReducedSystem) -> None:
-        self._system, self._below, lines = system, torch.zeros_like(system.lower), [system.lower.new_zeros(6, 0)]
+        self._system, self._below, lines = system, system.slopes_below, [system.lower.new_zeros(6, 0)]
         for block in system.blocks:
             x, function = system.interval(block), block.function
-            self._below[block.part] = -function.value(-torch.ones_like(x.lower))[0]
             found = function.slope_range(x)
             offsets = function.floor(x, found.lower_from), function.top(x, found.upper_from)
             lines.append(torch.cat([found.lower_from, found.lower_to, found.upper_from, found.upper_to, *offsets]))
@@ -287,7 +286,7 @@ class _CutSearch:
         # The activation is above the line through zero with the chord's slope.
         width = mine.sums((theta - chord[mine.row]).abs() * mine.size) + top - chord * mine.constant
         moved = mine.sums(theta * mine.middle)
-        # Sums of at most so many terms, all of which together are at most ``size``; a slope may exceed 1 in magnitude.
+        # Sums have at most ``2·most`` terms, whose sizes sum to at most ``size``; a slope may exceed 1 in magnitude.
         reach = mine.sums(mine.middle.abs() + mine.size)
         size = (4 + 2 * mine.below.abs()) * (reach + mine.own.abs() + mine.upper.abs() + mine.lower.abs())
         most = self._system.inputs + self._system.size

@@ -30,6 +30,7 @@ from verifiable_relu.ir.functions.function import Function
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Affine, Elementwise, Network, Sum
 from verifiable_relu.rounding import FEW, OWN, TINY, above, negligible, sum_error, unit_roundoff
+from verifiable_relu.search.piecewise_linear import slopes_below
 from verifiable_relu.search.records import TensorRecord
 
 _WHOLE = 3 << 23  # The most coefficients of a system that is held as a whole, which takes a few copies of them
@@ -208,6 +209,12 @@ class ReducedSystem:
     def neurons(self) -> AffineForms:
         """All pre-activations, m rows."""
         return self.of_neurons(torch.arange(self.size, device=self.lower.device))
+
+    @cached_property
+    def slopes_below(self) -> Tensor:
+        """(m,) the slopes below 0 of the neurons of a piecewise-linear system."""
+        slopes = (slopes_below(block.function, len(block)).to(self.lower) for block in self.blocks)
+        return torch.cat([self.lower[:0], *slopes])
 
     def outputs(self, matrix: Tensor, op: int | None = None) -> AffineForms:
         """Return the forms of matrix·y, for rows (rows, size) on the value y of an op: the output, if none is given."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from verifiable_relu.rounding import TINY, mean_below
 from verifiable_relu.search.bab.ascent import DualAscent
-from verifiable_relu.search.bab.loop import Bounded, Loop, Nodes, Observer, State, Strategy
+from verifiable_relu.search.bab.loop import Bounded, Loop, Nodes, Observer, Strategy, TreeState
 from verifiable_relu.search.bab.proof import lower_bounds
 from verifiable_relu.search.bab.relaxation import TreeRelaxation
 
@@ -36,7 +36,7 @@ counterexample; None where it does not know."""
 
 @dataclass(frozen=True)
 class Branching:
-    """How a tree is searched."""
+    """Options of the search of a tree."""
 
     steps: int = 2  # Of the ascent for each node
     # How many neurons have lines of their own while they are open, those first that matter most at the root
@@ -118,17 +118,17 @@ class PhaseTree:
         return found
 
     def _prove(self, found: Bounded) -> Tensor:
-        # Where the objective plus Σ μ_i·row_i is at least b, the largest of the property's rows, of which they are
-        # multiples, is at least b / (scale_0 + Σ μ_i·scale_i).
+        # The rows are multiples of the property's. Where the objective plus Σ μ_i·row_i is at least b, the largest of
+        # the property's rows is at least b / (scale_0 + Σ μ_i·scale_i).
         parts = self._scale[0] + found.nodes.mu.double().clamp(min=0) @ self._scale[1:]
         return mean_below(lower_bounds(self._relaxation, found), parts, len(self._scale))
 
     def _remain(self, found: Bounded) -> Bounded:
-        """Look for counterexamples, and finish nodes of which splits promise little."""
+        """Look for counterexamples, and finish nodes whose splits promise little."""
         options, now = self._options, self.loop.now
         worst = found.bound.topk(min(len(found.bound), _CANDIDATES), largest=False).indices
         if self._reached(self._ascent.minimisers(found.nodes[worst])):
-            now.state = State.REACHED
+            now.state = TreeState.REACHED
             return found
         stalled = (_total(found.blame) <= options.stalled * found.bound.abs()) | (found.blame < 0).all(1)
         numbers = stalled.nonzero().squeeze(1)
@@ -136,7 +136,7 @@ class PhaseTree:
             return found
         remains, one = torch.ones_like(stalled), max(1.0, self._work(1, options.finishing, self._system.size))
         for part in numbers.split(max(1, min(_MOST, int(_TOGETHER / one)))):
-            if self._left() > 0 and now.state is State.OPEN:
+            if self._left() > 0 and now.state is TreeState.OPEN:
                 remains[part], found = self._finish(found, part)
         return found[remains.nonzero().squeeze(1)]
 
@@ -146,7 +146,7 @@ class PhaseTree:
         if not self._system.whole:
             # Nothing but splits closes it.
             if bool((mine.blame < 0).all(1).any()):
-                now.state = State.STUCK
+                now.state = TreeState.STUCK
             found.blame[part] = self._or_gaps(mine)
             return torch.ones_like(part, dtype=torch.bool), found
         mine = self._everywhere.run(mine.nodes, self._options.finishing)
@@ -160,9 +160,9 @@ class PhaseTree:
         settled = is_open & (last | (_total(mine.blame) < self._options.settled * mine.bound.abs()))
         numbers = settled.nonzero().squeeze(1)
         if len(numbers) and self._reached(self._everywhere.minimisers(mine.nodes[numbers]), True):
-            now.state = State.REACHED
+            now.state = TreeState.REACHED
         for number in numbers:
-            if self._left() <= 0 or now.state is not State.OPEN:
+            if self._left() <= 0 or now.state is not TreeState.OPEN:
                 break
             is_open[number] = not self._decided(mine[number[None]], bool(last[number]))
         found.blame[part] = self._or_gaps(mine).to(found.blame)
@@ -197,9 +197,9 @@ class PhaseTree:
             # Nothing but the sign of the margin is known.
             self.loop.note(found, torch.full_like(found.bound, TINY, dtype=torch.float64))
         elif known is False:
-            self.loop.now.state = State.REACHED
+            self.loop.now.state = TreeState.REACHED
         elif last and self._left() > 0:
-            self.loop.now.state = State.STUCK
+            self.loop.now.state = TreeState.STUCK
         return known is True
 
     def _count(self, nodes: int, steps: int, rows: int) -> None:

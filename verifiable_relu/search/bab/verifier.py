@@ -34,9 +34,8 @@ from verifiable_relu.errors import OutOfTime, UnsupportedError
 from verifiable_relu.ir.functions.steps import StepFunction
 from verifiable_relu.ir.linear import Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Network, Product, Sum
-from verifiable_relu.search.bab.loop import Observer, State, TreeBegun, TreeEnded, TreeProgress
-from verifiable_relu.search.bab.query import ReducedQuery, tree_bytes
-from verifiable_relu.search.bab.refine import Refinement
+from verifiable_relu.search.bab.loop import Observer, TreeBegun, TreeEnded, TreeProgress, TreeState
+from verifiable_relu.search.bab.query import ReducedQuery, Refinement, tree_bytes
 from verifiable_relu.search.bab.slopes import Improve, better_slopes, hull_cuts
 from verifiable_relu.search.bab.tree import Branching, PhaseTree
 from verifiable_relu.search.budget import SOLO_WORK, TimeBudget
@@ -49,7 +48,7 @@ from verifiable_relu.supervisor.forks import most_shares, run_shares
 _GROWTH = 4  # Each refinement has this multiple of the leaves of the one before
 _TRUST = 8.0  # Weight of progress made by trees with better relaxations when deciding whether to refine
 # How trees are searched when no refinement follows, if refinements leave at most this part of the neurons unstable.
-# Where refinements do little, as on convolutions, so many steps for every node do harm
+# Where refinements do little, as on convolutions, this number of steps for every node does harm
 _LAST, _SMALL = Branching(steps=6, adaptive=1 << 20, choices=8), 0.5
 _LATE_S = 0.3  # Seconds that bounding the open nodes may take once the budget is spent
 _LEAST = 1e-9  # Heuristic: the part of a tree that counts as closed, at least, where its work is estimated
@@ -60,7 +59,7 @@ _WORTH = 3.0
 
 @dataclass(frozen=True)
 class Schedule:
-    """How trees and refinements take turns."""
+    """Order and shares of the work of trees and refinements."""
 
     # The first one; None for trees alone
     refinement: Refinement | None = Refinement()  # noqa: RUF009 -- frozen
@@ -88,9 +87,9 @@ RESIDUAL = Schedule(
 
 
 ENDS = {
-    State.OPEN: (Reason.TIMEOUT, "the budget ran out"),
-    State.FULL: (Reason.MEMORY, "the open sub-problems took too much memory"),
-    State.STUCK: (Reason.INCOMPLETE, "there are sub-problems whose margin is too near to zero for further splits"),
+    TreeState.OPEN: (Reason.TIMEOUT, "the budget ran out"),
+    TreeState.FULL: (Reason.MEMORY, "the open sub-problems took too much memory"),
+    TreeState.STUCK: (Reason.INCOMPLETE, "there are sub-problems whose margin is too near to zero for further splits"),
 }
 """Why a search ended that decides nothing."""
 
@@ -99,7 +98,7 @@ ENDS = {
 class SearchResult:
     """The result of a search, as far as it has come."""
 
-    ended: State = State.OPEN  # Why there may be something left (``ENDS``)
+    ended: TreeState = TreeState.OPEN  # Why there may be something left (``ENDS``)
     # By polytope a proven lower bound of its largest row, so far as one is known
     lower: dict[int, float] = field(default_factory=dict)
     # nodes, rounds: how many sub-problems have been bounded, and how many refinements were made
@@ -122,52 +121,45 @@ class SearchResult:
         return Outcome.unknown(reason, name, f"{detail} after {told}", margin=known, subproblems=self.nodes)
 
 
+@dataclass(eq=False)
 class QuerySearch:
     """The search of one query, which ends with the first counterexample that ``witness`` finds."""
 
-    def __init__(
-        self,
-        query: ReducedQuery,
-        witness: WitnessCheck,
-        options: Branching,
-        schedule: Schedule,
-        budget: TimeBudget,
-        observer: Observer | None = None,
-    ) -> None:
-        self._query, self._witness, self._options = query, witness, options
-        self._schedule, self._budget, self._observer = schedule, budget, observer
+    query: ReducedQuery
+    witness: WitnessCheck
+    options: Branching
+    schedule: Schedule
+    budget: TimeBudget
+    observer: Observer | None = None
+    found: SearchResult = field(default_factory=SearchResult)
+
+    def __post_init__(self) -> None:
+        system = self.query.system
         # A neuron that no other one feeds has its exact interval.
-        self._refinement = schedule.refinement if len(query.system.blocks) > 1 and query.system.whole else None
-        self._size = query.system.size
-        self.found = SearchResult()
+        self._refinement = self.schedule.refinement if len(system.blocks) > 1 and system.whole else None
+        self._size = system.size
 
     def run(self) -> SearchResult:
         """Take turns until the query is decided, or no time is left."""
         while True:
             self._search_trees()
             rest = self._open()
-            if self._refinement is None or self._witness.found is not None or not rest or self._budget.over():
+            if self._refinement is None or self.witness.found is not None or not rest or self.budget.over():
                 return self.found
             try:
                 self._refine(self._refinement, rest)
             except OutOfTime:
-                self.found.ended = State.OPEN
+                self.found.ended = TreeState.OPEN
                 return self.found
 
     def _open(self) -> list[int]:
         """Return the polytopes that are not excluded."""
-        return [polytope for polytope in self._query.parts if not self.found.lower.get(polytope, -math.inf) > 0]
-
-    def _trees(
-        self, polytopes: Sequence[int], options: Branching | None = None, query: ReducedQuery | None = None
-    ) -> TreeScheduler:
-        rest = (self._witness, options or self._options, self._budget, self.found, self._observer)
-        return TreeScheduler(query or self._query, polytopes, *rest)
+        return [polytope for polytope in self.query.parts if not self.found.lower.get(polytope, -math.inf) > 0]
 
     def _search_trees(self) -> None:
         """Search trees of the query as it is now, for as long as a refinement does not do more."""
-        schedule, refinement, system = self._schedule, self._refinement, self._query.system
-        trees, trust = self._trees(self._open()), 1.0
+        schedule, refinement, system = self.schedule, self._refinement, self.query.system
+        trees, trust = TreeScheduler(self, self.query, self._open()), 1.0
         ended = trees.search(schedule.first / max(1, len(trees.open)), together=1)
         # What the trees may take before a refinement does.
         work = math.inf if refinement is None else schedule.refinement_share * refinement.work(system)
@@ -183,8 +175,8 @@ class QuerySearch:
             ended = trees.search(min(1.0, trust * trees.least_closed()[0]) * work)
         elif ended is None:
             last = system.size <= _SMALL * self._size
-            ended = (self._trees(self._open(), _LAST) if last else trees).search()
-        self.found.ended = ended or State.OPEN
+            ended = (TreeScheduler(self, self.query, self._open(), _LAST) if last else trees).search()
+        self.found.ended = ended or TreeState.OPEN
 
     def _better_trees(self, improve: Improve, trees: TreeScheduler, work: float) -> TreeScheduler | None:
         """Return trees with better relaxations, if one closes more with as much work as the least closed tree.
@@ -192,11 +184,11 @@ class QuerySearch:
         Cuts for all polytopes take longer than trees that are soon given up for a refinement, which takes ``work``.
         Nothing needs to be tried of what is always worth it.
         """
-        schedule, query = self._schedule, self._query
+        schedule, query = self.schedule, self.query
         if schedule.tried:
             before, polytope = trees.least_closed()
-            query = query.improved(improve, [polytope], self._budget)
-            trial = self._trees([polytope], schedule.hard, query)
+            query = query.improved(improve, [polytope], self.budget)
+            trial = TreeScheduler(self, query, [polytope], schedule.hard)
             ended = trial.search(trees.spent(polytope))
             closed = trial.least_closed()[0] if trial.open else 1.0
             worse = ended is None and closed * trees.spent(polytope) <= before * trial.work
@@ -205,48 +197,39 @@ class QuerySearch:
             if self._open() == trial.open:
                 return trial
         rest = self._open()
-        return self._trees(rest, schedule.hard, query.improved(improve, rest, self._budget))
+        return TreeScheduler(self, query.improved(improve, rest, self.budget), rest, schedule.hard)
 
     def _refine(self, refinement: Refinement, polytopes: Sequence[int]) -> None:
         """Go on with tighter intervals of the neurons."""
-        before = self._query
-        self._query = before.refined(refinement, polytopes, self._budget, self._observer)
+        before = self.query
+        self.query = before.refined(refinement, polytopes, self.budget, self.observer)
         self.found.rounds += 1
         self.found.work += refinement.work(before.system)
-        worth_it = self._query.width < (1 - self._schedule.gain) * before.width
+        worth_it = self.query.width < (1 - self.schedule.gain) * before.width
         self._refinement = replace(refinement, leaves=_GROWTH * refinement.leaves) if worth_it else None
 
 
 class TreeScheduler:
-    """The trees of some polytopes of one query, which go on in turn, in one process or several.
-
-    ``found`` takes what is proved, and what it took.
-    """
+    """The trees of some polytopes of one search's query, which go on in turn, in one process or several."""
 
     def __init__(
-        self,
-        query: ReducedQuery,
-        polytopes: Sequence[int],
-        witness: WitnessCheck,
-        options: Branching,
-        budget: TimeBudget,
-        found: SearchResult,
-        observer: Observer | None = None,
+        self, search: QuerySearch, query: ReducedQuery, polytopes: Sequence[int], options: Branching | None = None
     ) -> None:
-        self._query, self._witness, self._options, self._budget = query, witness, options, budget
-        self._found, self._observer = found, observer
+        self._query, self._options, self._observer = query, options or search.options, search.observer
+        self._witness, self._found, self._budget = search.witness, search.found, search.budget
         self._waiting = list(polytopes)
         self._trees: dict[int, PhaseTree] = {}
-        self._ended: set[State] = set()
+        self._ended: set[TreeState] = set()
         self._counted: dict[int, tuple[int, float]] = {}
-        self._most = max(1, min(len(polytopes), budget.memory // tree_bytes(query.system.inputs, query.system.size)))
+        system, budget = query.system, search.budget
+        self._most = max(1, min(len(polytopes), budget.memory // tree_bytes(system.inputs, system.size)))
         # Every process holds the trees' nodes, and of the nodes that it is dealt the children.
         # An observer is told by this process alone.
-        alone = observer is not None or query.system.lower.device.type != "cpu" or not query.system.piecewise_linear
-        self._alone, self._processes = budget.solo_work - found.work, 1 if alone else budget.processes
+        alone = search.observer is not None or system.lower.device.type != "cpu" or not system.piecewise_linear
+        self._alone, self._processes = budget.solo_work - search.found.work, 1 if alone else budget.processes
         self._memory = budget.memory // self._most * self._processes
 
-    def search(self, work: float = math.inf, together: int = sys.maxsize) -> State | None:
+    def search(self, work: float = math.inf, together: int = sys.maxsize) -> TreeState | None:
         """Go on with every tree in turn, at most ``together`` at once, until all are decided or time is up.
 
         The search pauses, too, once its trees have taken some ``work`` (``TreeProgress``). Returned is why there may be
@@ -268,8 +251,8 @@ class TreeScheduler:
         if self._budget.over():
             for polytope, tree in self._trees.items():
                 self._found.prove(polytope, tree.bound(lambda: self._budget.left() < -_LATE_S))
-            return State.OPEN
-        return State.FULL if State.FULL in self._ended else State.STUCK
+            return TreeState.OPEN
+        return TreeState.FULL if TreeState.FULL in self._ended else TreeState.STUCK
 
     @property
     def open(self) -> list[int]:
@@ -314,7 +297,7 @@ class TreeScheduler:
                     loop.advance()
                     if self._over():
                         break
-                is_open = [loop for loop in is_open if loop.now.state is State.OPEN]
+                is_open = [loop for loop in is_open if loop.now.state is TreeState.OPEN]
                 # Asked after some progress, so that there is some however soon others have ended.
                 if pause() or count * sum(loop.now.work for loop in trees.values()) >= work:
                     break
@@ -351,11 +334,11 @@ class TreeScheduler:
         nodes, work = self._counted.get(polytope, (0, 0.0))
         self._counted[polytope] = now.nodes, now.work
         self._found.nodes, self._found.work = self._found.nodes + now.nodes - nodes, self._found.work + now.work - work
-        if now.state is State.PROVED:
+        if now.state is TreeState.PROVED:
             self._found.prove(polytope, float(now.lower[0]))
-        if now.state is not State.OPEN:
+        if now.state is not TreeState.OPEN:
             if self._observer is not None:
-                self._observer(TreeEnded(tree.loop.relaxation, now.state is State.PROVED))
+                self._observer(TreeEnded(tree.loop.relaxation, now.state is TreeState.PROVED))
             self._ended.add(now.state)
             del self._trees[polytope]
         if self._trees:

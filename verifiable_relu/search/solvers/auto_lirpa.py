@@ -26,11 +26,11 @@ from verifiable_relu.ir.linear import Convolution, Dense, Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Network, Op, Shape, Source, Sum
 from verifiable_relu.rounding import epsilon
 from verifiable_relu.search.batch import Claims, QueryBatch, answer_in_parts
-from verifiable_relu.search.budget import PATIENCE, TimeBudget
+from verifiable_relu.search.budget import OVERTIME_S, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
 from verifiable_relu.search.piecewise_linear import without_maxima
+from verifiable_relu.search.property_rows import PropertyRows
 from verifiable_relu.spec.property import Property
-from verifiable_relu.spec.row_batch import RowBatch
 from verifiable_relu.supervisor.workers import Worker
 
 _ENTRIES = 1 << 24  # The most weights of a map that the library is given as a matrix
@@ -50,7 +50,7 @@ class AutoLirpa:
         return f"auto_lirpa-{self.bound}"
 
     def claims(self, batch: QueryBatch) -> Claims:
-        """As ``Verifier.claims``."""
+        """Answer the queries of a batch (``Verifier.claims``)."""
         # A start takes none of a query's time; that it fails, calls say.
         with suppress(CallFailed):
             AUTO_LIRPA.start()
@@ -59,7 +59,7 @@ class AutoLirpa:
     def _claimed(self, part: QueryBatch, work: TimeBudget) -> Outcome:
         network, (prop,) = part.network, part.properties
         task = self.bound, network.ops, network.source.input_shape, prop, torch.get_num_threads()
-        margin = AUTO_LIRPA.call(task, work.left() + PATIENCE, self.process_memory)
+        margin = AUTO_LIRPA.call(task, work.left() + OVERTIME_S, self.process_memory)
         if isinstance(margin, str):
             raise UnsupportedError(margin)
         if margin > 0:
@@ -73,7 +73,7 @@ def lower_bound(task: tuple[str, tuple[Op, ...], Shape, Property, int]) -> float
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(threads)
     network, _ = without_maxima(Network(ops, Source(shape, (ops[-1].size,))))
-    rows, failure = RowBatch.from_properties([prop], network.output_size), ""
+    rows, failure = PropertyRows.from_properties([prop], network.output_size), ""
     try:
         traced = TracedNetwork(network)
     except UnsupportedError as error:
@@ -97,8 +97,8 @@ def lower_bound(task: tuple[str, tuple[Op, ...], Shape, Property, int]) -> float
 AUTO_LIRPA = Worker(f"{__name__}:lower_bound", library=f"{__package__}.auto_lirpa_import")
 
 
-def _lower_bounds(bound: str, traced: TracedNetwork, prop: Property, rows: RowBatch, mode: str) -> Tensor:
-    """Return the library's lower bounds (rows,) of A·y over the box."""
+def _lower_bounds(bound: str, traced: TracedNetwork, prop: Property, rows: PropertyRows, mode: str) -> Tensor:
+    """Return the library's lower bounds (1, rows) of A·y over the box."""
     from verifiable_relu.search.solvers.auto_lirpa_import import library, library_settings
 
     search = {"iteration": 20, "stop_criterion_func": lambda lower: (lower > rows.bound).all(1, keepdim=True)}
@@ -110,12 +110,12 @@ def _lower_bounds(bound: str, traced: TracedNetwork, prop: Property, rows: RowBa
     with library_settings(torch.float64), torch.set_grad_enabled(method == "alpha-CROWN"):
         module = library.BoundedModule(traced, torch.zeros_like(center), settings, device="cpu")
         x = library.BoundedTensor(center, library.PerturbationLpNorm(norm=np.inf, x_L=low, x_U=high))
-        lower: Tensor = module.compute_bounds(x=(x,), C=rows.matrix[None], method=method, bound_upper=False)[0]
-    return lower[0].detach()
+        lower: Tensor = module.compute_bounds(x=(x,), C=rows.matrix, method=method, bound_upper=False)[0]
+    return lower.detach()
 
 
-def _rounding_estimate(network: Network, prop: Property, rows: RowBatch) -> Tensor:
-    """Estimate, not bound, rounding (rows,) in the library: four units of the numbers summed, which may cancel."""
+def _rounding_estimate(network: Network, prop: Property, rows: PropertyRows) -> Tensor:
+    """Estimate, not bound, rounding (1, rows) in the library: four units of the numbers summed, which may cancel."""
     sizes = [torch.from_numpy(np.maximum(-prop.box.lower, prop.box.upper))[None]]
     for op in network.ops[1:]:
         size = sizes[op.inputs[0]]

@@ -17,10 +17,9 @@ import torch
 
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.search.bab.system import AffineForms, ReducedSystem
-from verifiable_relu.search.budget import PATIENCE, TimeBudget
+from verifiable_relu.search.budget import OVERTIME_S, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
 from verifiable_relu.search.question import BoundedQuery, CompleteMethod, all_excluded
-from verifiable_relu.search.solvers.milp import system_slopes
 from verifiable_relu.search.witness import WitnessCheck
 from verifiable_relu.supervisor.workers import Worker
 
@@ -38,7 +37,8 @@ class Marabou(CompleteMethod):
 
     def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
         witness = WitnessCheck(query.network, query.prop, self.name)
-        proved = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT, 0.0, detail="it is Marabou's word")
+        told = "Marabou's claim, which is not verified independently"
+        proved = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT, 0.0, detail=told)
         with torch.no_grad():
             reduced = query.reduced(budget.over)
             if reduced is None:
@@ -50,7 +50,7 @@ class Marabou(CompleteMethod):
         # Rows are loosened, so that tolerances exclude no point; then tightened where float64 denies Marabou's point.
         for loose in (1e-6, -1e-4):
             seconds = max(0.0, budget.left())
-            answer, inputs = MARABOU.call((*_constraints(system, rows, loose), seconds), seconds + PATIENCE)
+            answer, inputs = MARABOU.call((*_constraints(system, rows, loose), seconds), seconds + OVERTIME_S)
             if answer == "unsat" and loose > 0:
                 return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT)
             if answer == "sat" and witness.reached(system.point(torch.from_numpy(inputs)[None])):
@@ -66,7 +66,7 @@ def _constraints(system: ReducedSystem, rows: AffineForms, loose: float) -> tupl
 
     Variables are scaled inputs, pre-activations of unstable neurons, and their values.
     """
-    slopes, lower, upper = system_slopes(system).numpy(), system.lower.numpy(), system.upper.numpy()
+    slopes, lower, upper = system.slopes_below.numpy(), system.lower.numpy(), system.upper.numpy()
     if not ((slopes >= 0) & (slopes < 1)).all():
         raise UnsupportedError("Marabou takes ReLUs with slopes below zero from 0 to 1 alone")
     found = []
@@ -82,7 +82,7 @@ def _constraints(system: ReducedSystem, rows: AffineForms, loose: float) -> tupl
 
 
 def solve(task: tuple[Any, ...]) -> tuple[str, np.ndarray]:
-    """Return Marabou's word (sat, unsat, TIMEOUT, UNKNOWN, ERROR), and the inputs if it is *sat*."""
+    """Return Marabou's answer (sat, unsat, TIMEOUT, UNKNOWN, ERROR), and the inputs if it is *sat*."""
     from maraboupy import MarabouCore
 
     bounds, slopes, constraints, seconds = task

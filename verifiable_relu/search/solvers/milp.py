@@ -7,13 +7,13 @@ the box, under the restriction that it is at most a small positive ``slack``: *i
 comes near the polytope, and a point on the way whose margin is not positive ends the search. Between the two, and on
 any other status, the answer is unknown.
 
-The rows are loosened by what rounding may change in them, so that every input of the box with the network's values
-there is a solution of the program. That HiGHS sees it is not proved: its tolerances are absolute, and it takes no
+The rows are loosened by the most that rounding changes in them. Every input of the box with the network's values there
+is then a solution of the program. That HiGHS sees it is not proved: its tolerances are absolute, and it takes no
 coefficients above 1e15. So columns are multiples of powers of two that are about their largest values, every row is
 divided by such a power that is about its largest coefficient, and rows are loosened by far more than the tolerances.
 HiGHS hands out no proof, so an *infeasible* is proved again by the trees of branch and bound over the same system,
-whose bounds account for rounding. Where that does not succeed in a part of the time left, *unsat* is HiGHS's word, and
-labelled ``Trust.FLOAT``.
+whose bounds account for rounding. Where that does not succeed in a part of the time left, *unsat* rests on HiGHS alone,
+and is labelled ``Trust.FLOAT``.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ from typing import ClassVar
 import numpy as np
 import torch
 from scipy import sparse
-from torch import Tensor
 
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.rounding import OWN, SCALED_LOST
 from verifiable_relu.search.bab.system import AffineForms, ReducedSystem
 from verifiable_relu.search.bab.tree import Branching
 from verifiable_relu.search.bab.verifier import QuerySearch, Schedule
-from verifiable_relu.search.budget import PATIENCE, TimeBudget
+from verifiable_relu.search.budget import OVERTIME_S, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
-from verifiable_relu.search.piecewise_linear import slopes_below
 from verifiable_relu.search.question import BoundedQuery, CompleteMethod, all_excluded
 from verifiable_relu.search.solvers.workers import HIGHS, SMALL, HighsResult, HighsTask, MixedIntegerProgram
 from verifiable_relu.search.witness import WitnessCheck
@@ -76,7 +74,7 @@ class Milp(CompleteMethod):
         margin = query.margin(found.lower)
         if margin > 0:
             return replace(outcome, trust=query.trust, margin=margin, detail="HiGHS's claim, proved again by bab")
-        return replace(outcome, margin=0.0, detail="it is HiGHS's word: bab did not prove it again")
+        return replace(outcome, margin=0.0, detail="HiGHS's claim, not proved again by bab")
 
     def _excluded(self, system: ReducedSystem, rows: AffineForms, witness: WitnessCheck, budget: TimeBudget) -> Outcome:
         """Look for a point whose output lies in one polytope; unsat if there is none near it."""
@@ -91,7 +89,7 @@ class Milp(CompleteMethod):
                 return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
             try:
                 task = HighsTask(program, self.tolerance, seconds)
-                solved: HighsResult = HIGHS.call(task, seconds + PATIENCE, self.process_memory, judge)
+                solved: HighsResult = HIGHS.call(task, seconds + OVERTIME_S, self.process_memory, judge)
             except (OutOfTime, MemoryError, CallFailed) as error:
                 # A counterexample that was met on the way stands, however the search ended.
                 return witness.found or fault(error, self.name)
@@ -121,12 +119,6 @@ class Milp(CompleteMethod):
         return Outcome.unknown(reason, self.name, detail)
 
 
-def system_slopes(system: ReducedSystem) -> Tensor:
-    """Return the slopes below 0 of all neurons of a piecewise-linear system, (m,)."""
-    slopes = (slopes_below(block.function, block.end - block.start) for block in system.blocks)
-    return torch.cat([system.lower[:0], *slopes])
-
-
 def mixed_integer_program(
     system: ReducedSystem, rows: AffineForms, most: float, loose: float | None
 ) -> MixedIntegerProgram:
@@ -142,7 +134,7 @@ def mixed_integer_program(
     lower, upper, neurons = system.lower.numpy(), system.upper.numpy(), forms.neurons.numpy()
     with np.errstate(over="ignore", invalid="ignore"):
         width = np.concatenate([np.zeros(n, int), _exponent(upper), _exponent(-lower)])
-        dense = np.hstack([forms.inputs.numpy(), neurons - own, own - neurons * system_slopes(system).numpy()])
+        dense = np.hstack([forms.inputs.numpy(), neurons - own, own - neurons * system.slopes_below.numpy()])
         scaled = np.ldexp(dense, width)
         scale = _exponent(np.abs(scaled).max(axis=1, initial=0.0))
         scaled = np.ldexp(scaled, -scale[:, None])

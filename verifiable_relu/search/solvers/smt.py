@@ -4,7 +4,7 @@
 ``smt`` is a client of branch and bound: its trees split the phases of neurons and prove what bounds can prove, and a
 sub-problem with few neurons left that nothing else closes is z3's to decide, exactly.
 
-Each unstable neuron is two non-negative reals of which one is zero (the phases of Katz et al., Reluplex, arXiv
+Each unstable neuron is two non-negative reals, and one of them is zero (the phases of Katz et al., Reluplex, arXiv
 1702.01135):
 
     pre-activation = positive − negative,   value = positive − slope·negative.
@@ -32,7 +32,7 @@ from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.ir.exact import evaluate_exact, is_evaluable
 from verifiable_relu.search.bab.tree import Branching, Decide
 from verifiable_relu.search.bab.verifier import QuerySearch, Schedule
-from verifiable_relu.search.budget import PATIENCE, TimeBudget
+from verifiable_relu.search.budget import OVERTIME_S, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, Witness, exact_claim, fault
 from verifiable_relu.search.question import BoundedQuery, CompleteMethod, all_excluded
 from verifiable_relu.search.solvers.encoding import ExactEncoding, ExactForms, phases_of
@@ -70,7 +70,7 @@ class Smt(CompleteMethod):
                 return self._in_trees(solver)
         # The least excluded polytope comes first.
         order = sorted((value, part) for part, value in enumerate(query.bounds()) if not value > 0)
-        numbers = dict.fromkeys(int(query.rows.origin[part]) for _, part in order)
+        numbers = dict.fromkeys(int(query.rows.origin[0, part]) for _, part in order)
         proved = Outcome(Verdict.UNSAT, Reason.PROVED, self.name, query.trust, 0.0)
         with torch.no_grad():
             return all_excluded((solver.reach(query.prop.unsafe[number]) for number in numbers), proved)
@@ -102,7 +102,7 @@ class _Solver:
 
     def _decider(self, polytope: int, places: Tensor) -> Decide:
         """Return who decides nodes of the tree of a polytope (``witness.Decider``)."""
-        every, unsafe = places.tolist(), self.query.prop.unsafe[int(self.query.rows.origin[polytope])]
+        every, unsafe = places.tolist(), self.query.prop.unsafe[int(self.query.rows.origin[0, polytope])]
 
         def decide(neurons: Tensor, segments: Tensor) -> bool | None:
             if len(every) - len(neurons) > self._method.open_neurons:
@@ -133,7 +133,7 @@ class _Solver:
         seconds = max(0.0, self.budget.left())
         task = Z3Task(formula.declarations, assertions, formula.pairs, deeper, seconds)
         try:
-            found: Z3Answer = Z3.call(task, seconds + PATIENCE, self._method.process_memory)
+            found: Z3Answer = Z3.call(task, seconds + OVERTIME_S, self._method.process_memory)
         except (OutOfTime, MemoryError, CallFailed) as error:
             return fault(error, name)
         if found.answer == "unsat":

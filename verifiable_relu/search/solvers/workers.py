@@ -114,7 +114,7 @@ class Z3Task:
 
     declarations: str
     assertions: str
-    pairs: Sequence[tuple[str, str]]  # Names of constants of which one is zero
+    pairs: Sequence[tuple[str, str]]  # Names of constants; one of each pair is zero
     deeper: Sequence[str]  # Further assertions, to be tried in turn once there is a model; each keeps the pairs' zeros
     seconds: float  # After which z3 is told to stop
 

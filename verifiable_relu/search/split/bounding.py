@@ -12,11 +12,13 @@ set has a lower bound g(x) ≥ v + Σ_i |A_i|·|x_i − m_i| over a box: A are t
 corner where that is least, and v its value there. A counterexample in the polytope has g(x) ≤ 0 for every row, so that
 |x_i − m_i| ≤ −v/|A_i| for every input i, since no other term of the sum is negative. What is left of a box is the
 smallest box that holds what every polytope leaves of it that is not proved.
+
+**Events**, which are batches of tensors, tell an observer all that a search proves, at the moment it proves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,8 +32,8 @@ from verifiable_relu.bounds.zonotopes import FormRows, Zonotopes
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Affine, Elementwise, Network
 from verifiable_relu.rounding import CUT, above, below, reach_of_cut, unit_roundoff
-from verifiable_relu.search.property_rows import BoxRows
-from verifiable_relu.search.split.boxes import BoxesBounded, Observer, SubBoxes
+from verifiable_relu.search.property_rows import PropertyRows
+from verifiable_relu.search.records import TensorRecord
 
 Known = dict[int, Interval]
 """Intervals of ops that feed nonlinear ones, (batch, size) by number."""
@@ -42,6 +44,102 @@ LOOSE = 2  # Zonotopes are not used that leave more than this multiple of the ne
 ROW_COEFFICIENTS = 1 << 27  # Coefficients, about, of the rows by which CROWN bounds neurons of all boxes of a batch
 SPARE_SYMBOLS = 1.25  # A zonotope's symbols at an op, by how many the neurons of the last batch would have used at most
 ROUNDED_AWAY = 0.02  # Generators are in float32 where errors are at most this part of those of the output
+
+NO_BOUNDS = -1  # ``SubBoxes.within`` of boxes in which nothing is known of neurons
+
+
+@dataclass(frozen=True, eq=False)
+class SubBoxes(TensorRecord):
+    """Sub-boxes of the queries of one network."""
+
+    lower: Tensor  # (boxes, inputs), float64, as ``upper``
+    upper: Tensor
+    owner: Tensor  # (boxes,) the query of each
+    number: Tensor  # (boxes,) by which events name it
+    within: Tensor  # (boxes,) the serial number of a larger box in which neurons are bounded (``KnownBounds``)
+
+    def whole(self, counted: Tensor) -> SubBoxes:
+        """Return the boxes with ends moved inward to whole numbers in the inputs that are ``counted``, (inputs,)."""
+        lower = torch.where(counted, self.lower.ceil(), self.lower)
+        return replace(self, lower=lower, upper=torch.where(counted, self.upper.floor(), self.upper))
+
+    def halves(self, dimension: Tensor, counted: Tensor, first: int) -> SubBoxes:
+        """Return twice as many boxes: each cut in the middle of one input (boxes,), the lower halves first.
+
+        Of ``counted`` inputs (inputs,) whole numbers alone matter: halves have none in common. A box that is one point
+        along the input is both of its halves. The first half has the number ``first``.
+        """
+        dimension = dimension[:, None]
+        low, high = self.lower.gather(1, dimension), self.upper.gather(1, dimension)
+        middle, whole = low + (high - low) / 2, counted[dimension]
+        middle = torch.where(whole, middle.floor(), middle)
+        beyond = torch.minimum(middle + whole.to(middle), high)
+        lower = torch.cat([self.lower, self.lower.scatter(1, dimension, beyond)])
+        upper = torch.cat([self.upper.scatter(1, dimension, middle), self.upper])
+        number = torch.arange(first, first + 2 * len(self), device=lower.device)
+        return SubBoxes(lower, upper, self.owner.repeat(2), number, self.within.repeat(2))
+
+
+class KnownBounds:
+    """The intervals of neurons over the latest ``most`` boxes, by serial number: new ones replace the oldest."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._next = most, 0
+        self._kept: dict[int, Interval] = {}
+        self._serial: Tensor | None = None
+
+    def keep(self, inputs: Mapping[int, Interval]) -> Tensor:
+        """Keep the intervals of a batch of boxes, (batch, size) by op, and return their serial numbers, (batch,)."""
+        some = next(iter(inputs.values())).lower
+        count = len(some)
+        serial = torch.arange(self._next, self._next + count, device=some.device)
+        if count > self._most:
+            return torch.full_like(serial, NO_BOUNDS)
+        if self._serial is None:
+            self._serial = torch.full((self._most,), NO_BOUNDS, device=some.device)
+            for i, x in inputs.items():
+                self._kept[i] = Interval(*(end.new_empty(self._most, end.shape[1]) for end in (x.lower, x.upper)))
+        place = serial % self._most
+        self._serial[place] = serial
+        for i, x in inputs.items():
+            self._kept[i].lower[place], self._kept[i].upper[place] = x.lower, x.upper
+        self._next += count
+        return serial
+
+    def over(self, within: Tensor) -> dict[int, Interval]:
+        """Return the intervals of boxes by their serial numbers, (boxes,): infinite where nothing is known any more."""
+        if self._serial is None:
+            return {}
+        place, found = within.clamp(min=0) % self._most, {}
+        lost = ((self._serial[place] != within) | (within == NO_BOUNDS))[:, None]
+        for i, x in self._kept.items():
+            lower, upper = x.lower[place].masked_fill(lost, -torch.inf), x.upper[place].masked_fill(lost, torch.inf)
+            found[i] = Interval(lower, upper)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class BoxesBounded:
+    """Rows of the boxes' properties are bounded from below; nothing beyond the ends of ``rest`` is unsafe."""
+
+    boxes: SubBoxes
+    rows: PropertyRows  # Sums of rows among them
+    proved: Tensor  # (boxes,) where a row of each polytope is positive
+    rest: SubBoxes  # By the same numbers; ends cross where nothing is left
+    row: Tensor  # (2, boxes, polytopes, inputs) that is positive, or cuts most off at the lower and the upper end
+    ends: Tensor  # (2, boxes, polytopes, inputs) the ends that rows leave of each polytope
+
+
+@dataclass(frozen=True, eq=False)
+class BoxesHalved:
+    """Boxes are the union of ``children``: the lower halves, then the upper ones, of the rest that clipping left."""
+
+    parent: Tensor
+    children: SubBoxes
+
+
+Event = BoxesBounded | BoxesHalved
+Observer = Callable[[Event], None]
 
 
 class BoxBounder:
@@ -161,30 +259,19 @@ class BoxBounds:
         width = self.box.upper - self.box.lower
         return torch.where(width > 0, self.forms.influence(found.along) / width, 0.0)
 
-    def event(self, boxes: SubBoxes, rows: BoxRows, values: Tensor, coefficients: Tensor) -> BoxesBounded:
-        """Return what is proven of rows, (boxes, rows) ``values`` with their ``coefficients``."""
-        fed = {i for op in self.relaxation.network.ops if isinstance(op, NONLINEAR) for i in op.inputs}
-        intervals = {i: self.relaxation.bounds[i].interval for i in sorted(fed)}
-        if self.forms is None:
-            return BoxesBounded(boxes, intervals, {}, rows, values, coefficients, torch.zeros_like(values).bool())
-        by_forms = below(self.forms.rows(rows.matrix).lower - rows.bound) >= values
-        return BoxesBounded(boxes, intervals, self.forms.slopes, rows, values, coefficients, by_forms)
-
 
 @dataclass(frozen=True, eq=False)
 class RowBounds:
     """Linear lower bounds of the rows of properties over a batch of boxes."""
 
-    rows: BoxRows  # The rows of the boxes' properties, and perhaps sums of them
+    rows: PropertyRows  # The rows of the boxes' properties, and perhaps sums of them
     values: Tensor  # (batch, rows) lower bounds of matrix·y − bound
     coefficients: Tensor  # (batch, rows, inputs) of the linear bounds that have these least values
     influence: Tensor  # (batch, inputs) as of ``BoxBounds``
     helped: Tensor  # (), in how many boxes a sum of rows proves what no row does
 
 
-def bound_rows(
-    bounds: BoxBounds, boxes: SubBoxes, rows: BoxRows, with_sums: bool, observer: Observer | None
-) -> RowBounds:
+def bound_rows(bounds: BoxBounds, rows: PropertyRows, with_sums: bool) -> RowBounds:
     """Bound the rows of the boxes' properties, and sums of them if they are wanted."""
     found = bounds.rows(rows.matrix)
     values, coefficients, influence = below(found.lower - rows.bound), found.coefficients, bounds.influence(found)
@@ -196,8 +283,6 @@ def bound_rows(
         values = torch.cat([values, below(more.lower - sums.bound)], 1)
         coefficients = torch.cat([coefficients, more.coefficients], 1)
         helped = ((rows.margins(values) > 0) & ~(before > 0)).sum()
-    if observer is not None:
-        observer(bounds.event(boxes, rows, values, coefficients))
     return RowBounds(rows, values, coefficients, influence, helped)
 
 
@@ -232,7 +317,7 @@ class Clipped:
     ends: Tensor  # (2, batch, rows, inputs) the lower and upper ends that each row leaves of its polytope
 
 
-def clip(lower: Tensor, upper: Tensor, rows: BoxRows, values: Tensor, coefficients: Tensor, error: float) -> Clipped:
+def clip(box: Interval, rows: PropertyRows, values: Tensor, coefficients: Tensor, error: float) -> Clipped:
     """Cut off boxes (batch, inputs) where a row of each polytope is positive.
 
     Rounding: computed coefficients and values are those of a valid bound, but that coefficients may be off by the part
@@ -240,7 +325,7 @@ def clip(lower: Tensor, upper: Tensor, rows: BoxRows, values: Tensor, coefficien
     cut off; ends move outward. ``values`` (batch, rows) are lower bounds of the ``rows`` of the boxes' properties, and
     ``coefficients`` (batch, rows, inputs) those of their linear lower bounds.
     """
-    low, high = lower[:, None], upper[:, None]
+    low, high = box.lower[:, None], box.upper[:, None]
     width = high - low
     # What is not cut off: |x_i − m_i| ≤ reach. NaN cuts nothing off.
     reach = reach_of_cut(values, coefficients.abs(), width, error)
@@ -250,7 +335,7 @@ def clip(lower: Tensor, upper: Tensor, rows: BoxRows, values: Tensor, coefficien
     rest_high = torch.where(cut & (coefficients > 0), torch.minimum(above(low + reach), high), high)
     rest_low = torch.where(cut & (coefficients < 0), torch.maximum(below(high - reach), low), low)
     place = rows.polytope[..., None].expand_as(rest_low)
-    fill = (len(lower), polytopes + 1, lower.shape[1])
+    fill = (len(low), polytopes + 1, low.shape[2])
     low = low.expand(fill).scatter_reduce(1, place, rest_low, "amax")[:, :-1]
     high = high.expand(fill).scatter_reduce(1, place, rest_high, "amin")[:, :-1]
     largest = rows.largest(values)
@@ -264,12 +349,14 @@ def clip(lower: Tensor, upper: Tensor, rows: BoxRows, values: Tensor, coefficien
     return Clipped(new_low, new_high, (new_low > new_high).any(1), margin, torch.stack([rest_low, rest_high]))
 
 
-def clipping_rows(rows: BoxRows, clipped: Clipped) -> tuple[Tensor, Tensor]:
-    """Return the rows that cut off most of a polytope at both ends, and these ends, (2, batch, polytopes, inputs)."""
+def clipping_rows(found: RowBounds, clipped: Clipped) -> tuple[Tensor, Tensor]:
+    """Return rows that prove polytopes, or cut off most at both ends; and the ends, (2, batch, polytopes, inputs)."""
+    rows = found.rows
     member = rows.polytope[:, None] == torch.arange(rows.exists.shape[1], device=rows.polytope.device)[:, None]
     low, high = (
         torch.where(member[..., None], end[:, None], worst)
         for end, worst in zip(clipped.ends, (-torch.inf, torch.inf), strict=True)
     )
     (least, at_least), (most, at_most) = low.max(2), high.min(2)
-    return torch.stack([at_least, at_most]), torch.stack([least, most])
+    largest, best = torch.where(member, rows.unscaled(found.values)[:, None], -torch.inf).max(2, keepdim=True)
+    return torch.where(largest > 0, best, torch.stack([at_least, at_most])), torch.stack([least, most])

@@ -35,17 +35,21 @@ from verifiable_relu.rounding import varies
 from verifiable_relu.search.attack import Descent, Pgd, search_dtype
 from verifiable_relu.search.batch import QueryBatch, RootBounds
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, claim, fault
-from verifiable_relu.search.property_rows import BoxRows, input_box
+from verifiable_relu.search.property_rows import PropertyRows, input_box
 from verifiable_relu.search.records import Stack
-from verifiable_relu.search.split.bounding import BoxBounder, bound_rows, clip, clipping_rows, coefficient_error
-from verifiable_relu.search.split.boxes import (
+from verifiable_relu.search.split.bounding import (
     NO_BOUNDS,
-    BoxesClipped,
+    BoxBounder,
+    BoxesBounded,
     BoxesHalved,
     Event,
     KnownBounds,
     Observer,
     SubBoxes,
+    bound_rows,
+    clip,
+    clipping_rows,
+    coefficient_error,
 )
 from verifiable_relu.settings import neutral
 from verifiable_relu.supervisor.forks import most_shares, run_shares
@@ -141,7 +145,7 @@ class BoxSearch:
         limits = (options.batch, memory, options.symbols, options.max_unstable)
         is_bounded = known is not None and known.reached == math.inf
         self.bounder = BoxBounder(network, moving.nonzero().squeeze(1), *limits, self._points, is_bounded)
-        self._rows = BoxRows.from_properties(self._properties, network.output_size, box.lower)
+        self._rows = PropertyRows.from_properties(self._properties, network.output_size, device)
         self._known, owner = KnownBounds(memory // (16 * neurons)), torch.arange(count, device=device)
         within = torch.full_like(owner, NO_BOUNDS)
         if known is not None and known.intervals and not self._points:
@@ -280,12 +284,13 @@ class BoxSearch:
             OutOfTime: if the time of their queries ends meanwhile; then none was put back.
         """
         rows, count = self._rows.take(boxes.owner), len(self._numbers)
-        bounds = self.bounder.over(Interval(boxes.lower, boxes.upper), self._known.over(boxes.within), stop)
+        box = Interval(boxes.lower, boxes.upper)
+        bounds = self.bounder.over(box, self._known.over(boxes.within), stop)
         with_sums = self._has_joint_rows and (self._steps <= self._sums_until or not self._steps % _SUMS_EVERY)
-        found = bound_rows(bounds, boxes, rows, with_sums, self._observer)
+        found = bound_rows(bounds, rows, with_sums)
         margins = found.rows.margins(found.values)
         proved = margins > 0
-        clipped = clip(boxes.lower, boxes.upper, found.rows, found.values, found.coefficients, self._error)
+        clipped = clip(box, found.rows, found.values, found.coefficients, self._error)
         self.now.margin.scatter_reduce_(0, boxes.owner, torch.where(proved, margins, clipped.margin), "amin")
         rest = replace(boxes, lower=clipped.lower, upper=clipped.upper).whole(self._counted)
         left = ~(proved | clipped.empty | (rest.lower > rest.upper).any(1))
@@ -317,7 +322,7 @@ class BoxSearch:
         self._charge(taken)
         self._attack_queries([local for local in long if local not in now.outcomes], stop)
         if self._observer is not None:
-            self._observer(BoxesClipped(rest, *clipping_rows(found.rows, clipped)))
+            self._observer(BoxesBounded(boxes, found.rows, proved, rest, *clipping_rows(found, clipped)))
         chosen = order[len(order) - sum(kept) :]
         if len(chosen):
             within = torch.full_like(chosen, NO_BOUNDS)
@@ -344,14 +349,14 @@ class BoxSearch:
         # Ends that were rounded outward may differ where an input has one value.
         return torch.where((width > 0) & (self._counted | (not self._points)), score, -1.0)
 
-    def _try_points(self, boxes: SubBoxes, direction: Tensor, rows: BoxRows) -> list[Points]:
+    def _try_points(self, boxes: SubBoxes, direction: Tensor, rows: PropertyRows) -> list[Points]:
         """Try the corner of each box against a direction (boxes, inputs), and the centre."""
         corner = torch.where(direction >= 0, boxes.lower, boxes.upper)
         points = torch.stack([corner, boxes.lower + (boxes.upper - boxes.lower) / 2])
         margins = rows.margins(rows.values(self._network(points.flatten(0, 1)).unflatten(0, points.shape[:2])))
         return [(boxes.owner, *found) for found in zip(points, margins, strict=True)]
 
-    def _attack(self, boxes: SubBoxes, margins: Tensor, rows: BoxRows) -> list[Points]:
+    def _attack(self, boxes: SubBoxes, margins: Tensor, rows: PropertyRows) -> list[Points]:
         """Attack the boxes that are furthest from being proved, now and then."""
         if self._steps % self._options.attack_every or self._points:
             return []
