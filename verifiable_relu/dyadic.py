@@ -29,7 +29,7 @@ class Dyadic:
 
         The exponent is the largest one of at most 0 for which all ``numbers`` are integers.
         """
-        integer, shift, least = _odd(array)
+        integer, shift, least = odd_parts(array)
         # Arithmetic on an array without axes gives a scalar rather than an array of Python integers.
         return cls(np.asarray(integer.astype(object) << shift.astype(object), dtype=object), least)
 
@@ -57,7 +57,7 @@ class Dyadic:
         matrix products.
         """
         bits = (53 - terms.bit_length()) // 2
-        integer, shift, least = _odd(weights)
+        integer, shift, least = odd_parts(weights)
         # Odd numbers of at most 53 bits are shifted within 64 bits where they stay there.
         fits = int((np.frexp(integer.astype(np.float64))[1] + shift).max(initial=0)) < 63
         whole = integer << shift if fits else integer.astype(object) << shift.astype(object)
@@ -69,8 +69,8 @@ class Dyadic:
         return Dyadic(np.asarray(total, dtype=object), least + self.exponent)
 
 
-def _odd(array: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Odd integers m and shifts s ≥ 0, both int64, and the exponent e ≤ 0 for which finite floats are m·2^(s+e)."""
+def odd_parts(array: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return odd integers m and shifts s ≥ 0, int64, and the exponent e ≤ 0 for which finite floats are m·2^(s+e)."""
     mantissa, exponent = np.frexp(array.astype(np.float64))
     integer = (mantissa * 2.0**53).astype(np.int64)
     trailing = np.frexp((integer & -integer).astype(np.float64))[1] - 1

@@ -1,4 +1,4 @@
-"""The room of rounding: all the numbers and moves by which the verifier answers for floating-point arithmetic.
+"""Rounding errors: all the constants and outward roundings that account for floating-point arithmetic.
 
 Verdicts are about real arithmetic on the stored weights; most of what leads to them is computed in floating point. What
 may be off by rounding is moved outward with what this module has, and each entry says why it is enough. Elsewhere in
@@ -128,7 +128,7 @@ def not_above(number: Fraction | int) -> float:
 
 
 def varies(lower: Numbers, upper: Numbers) -> Any:
-    """Where an interval [l, u] is wider than two neighbouring numbers, to which outward rounding makes a single one."""
+    """Return True where [l, u] is wider than two neighbours, to which outward rounding widens a single number."""
     return above(lower) < upper
 
 
@@ -216,7 +216,7 @@ def mean_of_rows(values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """Sums (polytopes,) of weighted bounds and of weighted scales of rows (polytopes, rows), both rounded up.
 
     The products are rounded once and the sums of r terms r − 1 times: the values' sum is off by at most γ_r of the sum
-    of absolute values, of which twice (r + 2)·2u are added; the scales' by γ_r of itself, of which (r + 2)·2u are.
+    of absolute values, and 2·(r + 2)·2u times that is added; the scales' by γ_r of itself, and (r + 2)·2u times it is.
     """
     eps = epsilon(values.dtype)
     terms = values.shape[1] + 2
@@ -259,7 +259,7 @@ CUT = 2.0**-20
 
 
 def reach_of_cut(values: Tensor, slope: Tensor, width: Tensor, share: float) -> Tensor:
-    """How far from the end of each input a row can stay below 0, (…, inputs): beyond it, it is positive by ``CUT``.
+    """Return the distance from the end of each input, (…, inputs), beyond which a row is positive by ``CUT``.
 
     The linear lower bound of the row is at least v = ``values`` (…) in the box of ``width`` (…, inputs). From the end
     at which it is least, it rises along input i by slope_i·|x_i − end|, ``slope`` (…, inputs) being the sizes of the
@@ -283,8 +283,8 @@ A width may be larger than needed: whatever lies within the narrower band lies w
 SCALED_LOST = 1e-300
 """What a row of a linear program may be off by for numbers that are too small for float64 once they are scaled.
 
-Columns are scaled such that variables lie in [−1, 1]: of a row of n entries, each of which loses at most 2⁻¹⁰⁷⁵ when it
-is scaled, that is n·2⁻¹⁰⁷⁵, and less than 1e-300 for every n below 10²³.
+Columns are scaled such that variables lie in [−1, 1]: scaling loses at most 2⁻¹⁰⁷⁵ of each entry, and n·2⁻¹⁰⁷⁵ of a row
+of n entries, which is less than 1e-300 for every n below 10²³.
 """
 
 SAME_SCALE = 2.0**-23
@@ -299,7 +299,7 @@ MOST_WHOLE = 2.0**31 - 1
 
 @dataclass(frozen=True)
 class RuntimeArithmetic:
-    """How a runtime computes a sum of products Σ_k w_k·x_k + b: the model under which a verdict is about what runs.
+    """Model of a runtime's computation of a sum of products Σ_k w_k·x_k + b, which verdicts about runtimes rest on.
 
     Operands may be rounded, the products are summed in float32, and the result may be rounded to a narrower format. The
     sum may be taken in any order and parenthesised in any way, products may be fused with additions, and any number
@@ -347,7 +347,7 @@ class RuntimeArithmetic:
         return not_below((1 + self.operand) ** 2 / (1 - spread) - 1)
 
     def lost(self, terms: int, row: float, small: bool) -> float:
-        """What a sum of K = ``terms`` products may lose to numbers below the smallest normal one.
+        """Return the most that a sum of K = ``terms`` products may lose to numbers below the smallest normal one.
 
         ``row`` ≥ Σ_k |w_k| is finite; ``small`` says whether a weight other than zero, or its product with those of
         fused operators, may be smaller than that number.
@@ -376,7 +376,7 @@ largest is above 2¹⁵·(1 + 2⁻¹), nowhere but in results, since sums are in
 
 ELEMENTARY = 2.0**-18
 """The absolute error granted to Sigmoid, Tanh and Erf in float32, to both GELUs as a part of their argument, and to Exp
-as a part of itself; to a Softmax beside that of a sum of its numbers.
+as a part of itself; to a Softmax in addition to the error of a sum of its numbers.
 
 Runtimes compute them by polynomials or quotients of exponentials in float32 that are off by a few units of 2⁻²⁴; this
 grants 64. It is a statement about runtimes, not a theorem: the page on arithmetic says so, and a test measures it. Of a
@@ -386,7 +386,7 @@ ln n times 2⁻²⁴ of itself, at most: of the 64 units 12 are more than enough
 
 
 def tie(numbers: int, operands: Fraction) -> float:
-    """What a quotient by a scale s may be off by, besides its rounding, before it is rounded to a whole number.
+    """Return the error of a quotient by a scale s, besides its rounding, before it is rounded to a whole number.
 
     Kernels add the zero point of the result before they round, and take it off after. Those of quantised sums do not
     take off the operands' zero points first, either: of whole numbers a_i they sum a_i·ρ_i, −z_i·ρ_i and the result's

@@ -90,7 +90,7 @@ class OperatorLog:
         self._spans: dict[str, Fraction] = {}
 
     def __call__(self, reading: Reading, node: onnx.NodeProto, first: int) -> None:
-        """Note a node of which the ops from number ``first`` on were made.
+        """Note a node that was read as the ops from number ``first`` on.
 
         Raises:
             UnsupportedError: if its rounding is not modelled.

@@ -50,7 +50,7 @@ class Enclosed:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How sums are computed, and how far a computed number may be off.
+    """The computation of sums, with bounds of its rounding errors.
 
     Attributes:
         unit: the unit roundoff u.
@@ -95,7 +95,7 @@ class Arithmetic:
 
     def _affine(self, op: Affine, x: Enclosed) -> Enclosed:
         part, moved = self.sums(op.map.terms) + 2 * op.weight_error, np.array(not op.map.terms and op.is_exact)
-        # A factor of 1 may stand for several of the source, each of which rounds.
+        # A factor of 1 may stand for several factors of the source, and each rounds.
         moved = moved & (self.knows_zeros | (not isinstance(op.map, Diagonal)))
         value = self.apply(op.map, x.value, False)
         error = self.apply(op.map, x.error if moved else x.error + part * x.magnitude, True)
@@ -195,7 +195,7 @@ def sample_points(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Mismatch:
     """A value in which a network and its source differ by more than rounding explains.
 
     Attributes:
@@ -230,7 +230,7 @@ def _by_torch(of: LinearMap, x: Array, sizes: bool) -> Array:
 @np.errstate(all="ignore")
 def find_difference(
     ops: Sequence[Op], x: Tensor, seen: Mapping[int, Tensor], unit: float, dtype: torch.dtype = torch.float64
-) -> Difference | None:
+) -> Mismatch | None:
     """Return the first op at which the source's values are not the network's; None where all agree.
 
     An op that was seen passes the source's value on, as exact, so that each part of the network is held against its own
@@ -264,7 +264,7 @@ def find_difference(
             apart = ~((error == np.inf) | (np.abs(expected - value) <= error))
             if apart.any():
                 worst = int(apart.argmax())
-                return Difference(op, *(float(part.flat[worst]) for part in (expected, value, error)))
+                return Mismatch(op, *(float(part.flat[worst]) for part in (expected, value, error)))
             values[index] = Enclosed(expected, np.where(np.isfinite(expected), np.zeros_like(expected), np.inf))
         for source in op.inputs:
             if last[source] == index:

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
-from torch import Tensor
 
-from verifiable_relu.dyadic import Dyadic
+from verifiable_relu.dyadic import Dyadic, odd_parts
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.ir.linear import Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Maximum, Network, Op, Product
@@ -39,7 +38,7 @@ def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
     if not is_evaluable(network):
         raise UnsupportedError(f"the network '{network.name}' cannot be evaluated in rational arithmetic")
     divisors = (_divisor(op) for op in network.ops)
-    parts = (math.lcm(*_odd_parts(divisor)[0]) for divisor in divisors if divisor is not None)
+    parts = (math.lcm(*odd_parts(divisor)[0].tolist()) for divisor in divisors if divisor is not None)
     common = math.lcm(*(value.denominator for value in x)) * math.prod(parts)
     point = np.array([value.numerator * (common // value.denominator) for value in x], dtype=object)
     twos = (common & -common).bit_length() - 1
@@ -63,10 +62,10 @@ def _exact_value(op: Op, denominator: int, *inputs: Dyadic) -> Dyadic:
     if isinstance(op, Affine):
         weight, divisor = op.map.weight.detach().cpu().numpy(), _divisor(op)
         if divisor is not None:
-            odd, twos = _odd_parts(divisor)
-            most = max(twos)
+            odd, shift, least = odd_parts(divisor)
+            most = int(shift.max())
             # The denominator is a multiple of each odd part, so that nothing is left over.
-            found = Dyadic(x.numbers // odd << (most - twos), x.exponent - most)
+            found = Dyadic(x.numbers // odd.astype(object) << (most - shift).astype(object), x.exponent - most - least)
         elif isinstance(op.map, Gather):
             found = Dyadic(op.map.product(np.ones(1, dtype=object), x.numbers), x.exponent)
         else:
@@ -114,14 +113,8 @@ def _times(x: Dyadic, factor: int) -> Dyadic:
     return x if factor == 1 else Dyadic(x.numbers * factor, x.exponent)
 
 
-def _divisor(op: Op) -> Tensor | None:
-    """What an op divides by, exactly, where its weights are rounded reciprocals."""
+def _divisor(op: Op) -> np.ndarray | None:
+    """Return the exact divisors of an op whose weights are rounded reciprocals; None for other ops."""
     exact = isinstance(op, Affine) and op.weight_error and op.bias_error is None
-    return op.map.divisor if exact and isinstance(op, Affine) and isinstance(op.map, Diagonal) else None
-
-
-def _odd_parts(stored: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return the odd integers m and the exponents e of numbers m·2^e, which are not 0, as object arrays."""
-    exact = Dyadic.of(stored.detach().cpu().numpy())
-    twos = np.asarray(np.frompyfunc(lambda n: (n & -n).bit_length() - 1, 1, 1)(exact.numbers), dtype=object)
-    return np.asarray(exact.numbers >> twos, dtype=object), np.asarray(twos + exact.exponent, dtype=object)
+    found = op.map.divisor if exact and isinstance(op, Affine) and isinstance(op.map, Diagonal) else None
+    return None if found is None else found.detach().cpu().numpy()

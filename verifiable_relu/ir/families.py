@@ -15,8 +15,7 @@ from torch import Tensor
 
 from verifiable_relu.errors import InputError
 from verifiable_relu.ir.functions.function import Function
-from verifiable_relu.ir.functions.hardened import Hardened
-from verifiable_relu.ir.functions.smooth import Smooth
+from verifiable_relu.ir.functions.smooth import Hardened, Smooth
 from verifiable_relu.ir.linear import Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Maximum, Network, Op, whole_ops
 from verifiable_relu.rounding import MODERATE, not_above
@@ -40,7 +39,7 @@ def harden(network: Network, lam: float | Sequence[float] | None = None) -> Netw
     functions = {i: op.function for i, op in enumerate(network.ops) if isinstance(op, Elementwise)}
     for index, function in functions.items():
         if function.kind == "Erf":
-            said = "it may be a GELU's that is spelled out, of which no family is known here; write the operator Gelu"
+            said = "it may be part of a GELU that is spelled out, which has no family here; write the operator Gelu"
             raise InputError(said, place=network.ops[index].place)
     places = [i for i, function in functions.items() if function.kind == "Relu" or _own_lambda(function) is not None]
     if not places:
@@ -139,8 +138,8 @@ class Argument:
         moves: permutations between the two.
         factor: the product of the numbers by which ops between the two multiply or divide.
         error: relative, of ``factor``.
-        vague: the name of what stands before x and multiplies, too: by several numbers, or numbers of which some are
-            chosen, or another GELU; or nothing.
+        vague: the name of what stands before x and multiplies, too: by several numbers, or by numbers that are
+            chosen among others, or another GELU; or nothing.
     """
 
     base: int

@@ -48,7 +48,7 @@ class Op:
 
     @property
     def place(self) -> str:
-        """What to call the op in an error message."""
+        """The op's name in error messages."""
         return f"node '{self.name}' ({type(self).__name__})"
 
     @property
@@ -67,7 +67,7 @@ class Op:
 
     @property
     def keeps_whole(self) -> bool:
-        """Whether the op makes whole numbers of whole numbers."""
+        """True if the op makes whole numbers of whole numbers."""
         return True
 
 
@@ -109,7 +109,7 @@ class Affine(Op):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the stored numbers are those that the file means."""
+        """True if the stored numbers are those that the file means."""
         return not self.weight_error and self.bias_error is None
 
     @property
@@ -148,7 +148,7 @@ class Elementwise(Op):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the function has rational values at rational points (``Function.exact``)."""
+        """True if the function has rational values at rational points (``Function.exact``)."""
         return self.function.exact(Dyadic(np.zeros(1, dtype=object), 0), 1) is not None
 
 
@@ -175,7 +175,7 @@ class Maximum(Op):
 
 
 class Pair(NamedTuple):
-    """Elementwise ops f(z) and g(z′) of one size in two networks inside one, of which bounds compare the values.
+    """Elementwise ops f(z) and g(z′) of one size in two networks inside one, whose values bounds compare.
 
     A hint without a meaning for values: bounds may take g(z′) as f(z) + (g(z′) − f(z)), the last part by bounds of the
     op ``apart``, whose value is z′ − z. Often nothing else reads that op.
@@ -191,7 +191,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What a network was made from: for replay, for messages, and for the shapes that users know.
+    """The source of a network: for replay, for messages, and for the shapes that users know.
 
     Attributes:
         input_shape, output_shape: of one sample.
@@ -260,7 +260,7 @@ class Network:
 
     @cached_property
     def uses(self) -> tuple[int, ...]:
-        """How often each op is an input of another, or what a pair compares the other with."""
+        """The number of uses of each op: as an input of another, or by a pair."""
         found = [0] * len(self.ops)
         for source in itertools.chain(*(op.inputs for op in self.ops), *(pair[:2] for pair in self.pairs)):
             found[source] += 1
@@ -282,7 +282,7 @@ class Network:
 
     @property
     def piecewise_linear(self) -> bool:
-        """Whether every op is piecewise linear and continuous."""
+        """True if every op is piecewise linear and continuous."""
         return self.curved is None
 
     @cached_property
@@ -388,7 +388,7 @@ def live(ops: Sequence[Op], output: int, pairs: Iterable[Pair] = ()) -> tuple[tu
 
 
 def _are_whole(numbers: Iterable[object]) -> bool:
-    """Whether all numbers of tensors (and floats) are whole; names and None say nothing."""
+    """Return True if all numbers of tensors (and floats) are whole; names and None say nothing."""
     return all(
         bool((torch.as_tensor(each) == torch.as_tensor(each).round()).all())
         for each in numbers
@@ -397,7 +397,7 @@ def _are_whole(numbers: Iterable[object]) -> bool:
 
 
 def _compares(pair: Sequence[Op], ops: Sequence[Op]) -> bool:
-    """Whether the second of three ops is a sum of the third one's input and the first one's times −1."""
+    """Return True if the second of three ops is a sum of the third one's input and the first one's times −1."""
     first, apart, second = pair
     if not (isinstance(first, Elementwise) and isinstance(second, Elementwise) and isinstance(apart, Sum)):
         return False

@@ -1,7 +1,7 @@
 """Networks made of other networks: several as one, one without its head, one without repeated neurons.
 
-Nothing is rounded by what is added or taken away: matrices of integers that every precision holds, sums and products of
-weights that are exact.
+No transformation rounds: it adds matrices of integers that every precision holds, and exact sums and products of
+weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import InputError
 from verifiable_relu.ir.functions.function import Function
 from verifiable_relu.ir.functions.smooth import Smooth
@@ -250,7 +249,7 @@ def _saturates(network: Network, op: Op) -> bool:
 
 
 def _turn(op: Op) -> float | None:
-    """Return 1 or −1 where that is by what an op multiplies all elements."""
+    """Return 1 or −1 if an op multiplies all elements by that, else None."""
     sign = float(op.map.weight[0]) if isinstance(op, Affine) and isinstance(op.map, Diagonal) else 0.0
     same = abs(sign) == 1 and isinstance(op, Affine) and bool((op.map.weight == sign).all())
     return sign if same else None
@@ -261,7 +260,7 @@ def _is_relu(op: Op) -> bool:
 
 
 def _step(network: Network, index: int) -> Tensor | None:
-    """Return by what the input of a ReLU was divided to be counted in steps, (size,); None if it was not."""
+    """Return the divisors, (size,), that count the input of a ReLU in steps; None if it is not counted so."""
     step = network.ops[network.ops[index].inputs[0]]
     if not (_is_relu(network.ops[index]) and isinstance(step, Elementwise) and isinstance(step.function, StepFunction)):
         return None
@@ -351,9 +350,6 @@ def _exponents(ops: Sequence[Op], index: int) -> int | None:
 
 # --- Repeated neurons ------------------------------------------------------------------------------------------------
 
-MOST_PRODUCTS = 200_000
-"""The most products of numbers that are checked in exact arithmetic for one pair of layers."""
-
 
 def without_repeated(network: Network) -> Network:
     """Return a fully connected ReLU network without repeated neurons, which computes the same function.
@@ -370,7 +366,7 @@ def without_repeated(network: Network) -> Network:
     place = torch.arange(network.input_size)
     for index, op in enumerate(chain):
         if not isinstance(op, Affine):
-            ops.append(replace(op, inputs=(len(ops) - 1,), size=ops[-1].size))
+            ops.append(replace(op, size=ops[-1].size))
             continue
         weight = _merged_columns(op.map.weight.detach().double(), place, ops[-1].size)
         if weight is None:
@@ -380,12 +376,7 @@ def without_repeated(network: Network) -> Network:
         if index < last:
             rows, place = torch.unique(torch.cat([weight, bias[:, None]], 1), dim=0, return_inverse=True)
             weight, bias = rows[:, :-1].contiguous(), rows[:, -1].contiguous()
-        before = ops[-1]
-        one = _one_layer(weight, bias, before) if isinstance(before, Affine) else None
-        if one is not None:
-            ops.pop()
-            weight, bias = one
-        ops.append(replace(op, inputs=(len(ops) - 1,), size=len(bias), map=Dense(weight), bias=bias))
+        ops.append(replace(op, size=len(bias), map=Dense(weight), bias=bias))
     if sum(op.size for op in ops) >= sum(op.size for op in network.ops):
         return network
     source = replace(network.source, onnx=None, run=None, ports={})
@@ -393,7 +384,7 @@ def without_repeated(network: Network) -> Network:
 
 
 def _is_plain(op: Op) -> bool:
-    """Return True if an op is a dense layer of known numbers of which no gradient is wanted."""
+    """Return True if an op is a dense layer of known numbers that need no gradient."""
     known = isinstance(op, Affine) and op.is_exact and isinstance(op.map, Dense) and op.map.copies == 1
     wanted = isinstance(op, Affine) and any(t is not None and t.requires_grad for t in (op.map.weight, op.bias))
     return known and not wanted
@@ -410,23 +401,3 @@ def _merged_columns(weight: Tensor, place: Tensor, size: int) -> Tensor | None:
     if not bool((units == units.round()).all()) or float(weight.abs().sum(1).amax()) >= COMMON_STEP * 2.0**52:
         return None
     return weight.new_zeros(len(weight), size).index_add_(1, place, weight)
-
-
-def _one_layer(weight: Tensor, bias: Tensor, first: Affine) -> tuple[Tensor, Tensor] | None:
-    """Return weight and bias of two dense layers as one, where that is exact and no larger."""
-    before = first.map.weight.double()
-    inputs, shift = before.shape[1], before.new_zeros(first.size) if first.bias is None else first.bias.double()
-    if len(bias) * inputs > weight.numel() + before.numel():
-        return None
-    if int(weight.count_nonzero()) * (inputs + 1) > MOST_PRODUCTS:
-        return None
-    before = torch.cat([before, shift[:, None]], 1)
-    product = weight @ before
-    product[:, -1] += bias
-    if not bool(product.isfinite().all()):
-        return None
-    own = torch.cat([torch.zeros_like(product[:, :-1]), bias[:, None]], 1)
-    total = Dyadic.of(before.numpy()).weighed(weight.numpy(), weight.shape[1], np.matmul) + Dyadic.of(own.numpy())
-    if (total - Dyadic.of(product.numpy())).numbers.any():
-        return None
-    return product[:, :-1].contiguous(), product[:, -1].contiguous()

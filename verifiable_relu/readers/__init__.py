@@ -1,4 +1,4 @@
-"""Flat networks from ONNX files and torch modules, and to ONNX files; a network is believed once it was compared."""
+"""Flat networks from ONNX files and torch modules, compared with their source; and ONNX files of flat networks."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Value:
         return Value(self.op, tuple(shape), self.index)
 
 
-class Builder:
+class OpBuilder:
     """Ops that are added one by one, every size worked out and checked.
 
     Attributes:
@@ -117,19 +117,12 @@ class Builder:
         return self.sum(*terms)
 
     def broadcast(self, x: Value, shape: Sequence[int]) -> Value:
-        """Return x repeated along axes; what does not broadcast is refused."""
-        if x.shape == tuple(shape):
-            return x
-        try:
-            return self.moved(x, np.broadcast_to(np.arange(x.size).reshape(x.shape), shape))
-        except ValueError:
-            raise UnsupportedError(f"broadcasts a value of shape {x.shape} to {tuple(shape)}") from None
+        """Return x repeated along axes, in a shape to which it broadcasts."""
+        return x if x.shape == tuple(shape) else self.moved(x, np.broadcast_to(places(x), shape))
 
     def transposed(self, x: Value, axes: Sequence[int]) -> Value:
         """Return x with its axes in another order: axis i of the result is axis ``axes[i]`` of x."""
-        if sorted(axes) != list(range(len(x.shape))):
-            raise InputError(f"the axes {tuple(axes)} of shape {x.shape}")
-        return self.moved(x, np.arange(x.size).reshape(x.shape).transpose(axes))
+        return self.moved(x, places(x).transpose(axes))
 
     def in_place(self, x: Value) -> int:
         """Return the number of an op whose vector is the elements of x in order; adds a gather where it needs one."""
@@ -154,12 +147,12 @@ class Builder:
         bias_error: float = 0.0,
     ) -> Value:
         """Return W·x + b in a shape; ``error`` and ``bias_error``: relative, of the weights and of the bias."""
-        room, part = None, both(bias_error, self.off)
+        off, part = None, both(bias_error, self.off)
         if bias is not None and part:
-            room = torch.from_numpy(np.where(bias == 0, 0.0, above(part * bias.double().abs().numpy())))
+            off = torch.from_numpy(np.where(bias == 0, 0.0, above(part * bias.double().abs().numpy())))
         # What is moved has no weight.
         error = error if isinstance(map, Gather) else both(error, self.off)
-        return self._add(Affine, (x,), shape, map=map, bias=bias, weight_error=error, bias_error=room)
+        return self._add(Affine, (x,), shape, map=map, bias=bias, weight_error=error, bias_error=off)
 
     def constant(self, numbers: Tensor, shape: Shape) -> Tensor:
         """Return a constant that is broadcast to a shape, (elements,), and does not enlarge it."""
@@ -185,7 +178,7 @@ class Builder:
         is divided, where that is what ``factor`` and ``error`` stand for.
         """
         weight, added, middle, by = (
-            None if given is None else self.constant(_as_tensor(given), x.shape)
+            None if given is None else self.constant(as_tensor(given), x.shape)
             for given in (factor, shift, center, divisor)
         )
         weight = torch.ones(()).expand(x.size) if weight is None else weight
@@ -197,8 +190,9 @@ class Builder:
                 x = self.scale(x.reshaped((x.size,)), shift=-middle).reshaped(x.shape)
         return self.affine(x, Diagonal(weight, by), added, x.shape, error, shift_error)
 
-    def divided(self, x: Value, by: Tensor) -> Value:
+    def divided(self, x: Value, by: Tensor | float) -> Value:
         """Return x/by, ``by`` being broadcast to the shape of x."""
+        by = as_tensor(by)
         factor, error = quotient(1.0, by)
         return self.scale(x, factor, error=error, divisor=by)
 
@@ -220,17 +214,10 @@ class Builder:
         """Return a convolution of (channels, height, width), perhaps with axes of length 1 before these.
 
         The weight is (out, in / groups, height, width), of a relative ``error``, the bias (out,) or one number, and
-        ``window`` has stride, padding, dilation and groups, as ``Convolution`` takes them.
+        ``window`` has stride, padding, dilation and groups, as ``Convolution`` takes them. All fit the image.
         """
-        (channels, height, width), groups = x.shape[-3:], window.get("groups", 1)
-        if groups < 1 or weight.ndim != 4 or weight.shape[1] * groups != channels or len(weight) % groups:
-            raise InputError(
-                f"a kernel of shape {tuple(weight.shape)} in {groups} groups does not fit inputs {x.shape}"
-            )
-        map = Convolution(weight.contiguous(), (channels, height, width), **window)
-        if min(map.out_shape) < 1:
-            raise InputError(f"a kernel of shape {tuple(weight.shape)} is larger than the padded inputs {x.shape}")
-        full = None
+        channels, height, width = x.shape[-3:]
+        map, full = Convolution(weight.contiguous(), (channels, height, width), **window), None
         if bias is not None and _matters(bias):
             full = bias.reshape(-1).expand(len(weight)).repeat_interleave(map.n_out // len(weight))
         return self.affine(x, map, full, (*x.shape[:-3], *map.out_shape), error)
@@ -268,8 +255,6 @@ class Builder:
 
     def product(self, x: Value, y: Value) -> Value:
         """Return x·y, element by element, of values of one shape."""
-        if x.shape != y.shape:
-            raise InputError(f"multiplies shapes {x.shape} and {y.shape}")
         return self._add(Product, (x, y), x.shape)
 
     def matmul(self, left: Value | np.ndarray, right: Value | np.ndarray) -> Value:
@@ -320,7 +305,7 @@ class Builder:
 
     def leaky(self, x: Value, slope: Tensor | float) -> Value:
         """Return max(x, 0) + slope·min(x, 0), the slope being broadcast to the shape of x."""
-        full = self.constant(_as_tensor(slope), x.shape)
+        full = self.constant(as_tensor(slope), x.shape)
         return self.apply(x, Kinked(full[0] if full.stride() == (0,) else full))
 
     def size_of(self, x: Value) -> Value:
@@ -354,7 +339,8 @@ class Builder:
         return self.maximum(pair, np.arange(2 * x.size).reshape(2, -1), x.shape)
 
 
-def _as_tensor(numbers: Tensor | float) -> Tensor:
+def as_tensor(numbers: Tensor | float) -> Tensor:
+    """Return numbers as a tensor: a number means a float32 number, as ONNX's attributes are."""
     return numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=torch.float32)
 
 

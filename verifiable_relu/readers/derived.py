@@ -73,7 +73,7 @@ class Derived:
 
 
 def _array(values: Any) -> np.ndarray:
-    """Pack a number as an array without axes, of which arithmetic makes numbers."""
+    """Return an array; arithmetic on arrays without axes gives bare numbers, which are packed again."""
     if isinstance(values, np.ndarray):
         return values
     packed = np.empty((), dtype=object)
@@ -109,7 +109,7 @@ def linear(function: Callable[..., Any], *operands: Derived) -> Derived:
     sizes = _array(function(*(_each(abs, one.values) for one in operands)))
     shares: list[Any] = [s / abs(x) if x else math.inf for x, s in zip(found.flat, sizes.flat, strict=True) if s]
     if any(isinstance(share, float) for share in shares):
-        raise UnsupportedError("computes a constant of which rounding leaves nothing")
+        raise UnsupportedError("computes a constant that rounding may have lost")
     return Derived(found, max(shares, default=Fraction(1)) * part)
 
 
@@ -256,7 +256,7 @@ def rounded(x: Derived) -> tuple[Tensor, float]:
     _require_normal(nearest, x.values != 0)
     error = (1 + x.error) * (1 + UNIT) - 1
     if error > rounding.LARGEST_ERROR:
-        raise UnsupportedError("a number of which rounding leaves too few digits")
+        raise UnsupportedError("a number with too few known digits")
     return torch.from_numpy(nearest), not_below(error)
 
 
@@ -286,8 +286,8 @@ def quotient(numerator: Tensor | float, divisor: Tensor) -> tuple[Tensor, float]
 def scaled(numbers: Tensor, factor: float) -> tuple[Tensor, float]:
     """Return numbers·factor in float64, for a float32 number ``factor``, and its relative error.
 
-    It is 0 for float32 numbers, of which float64 holds all products, and where the factor is a power of two. A product
-    of float64 numbers beyond float64's normal range is refused.
+    It is 0 for float32 numbers, whose products float64 holds, and where the factor is a power of two. A product of
+    float64 numbers beyond float64's normal range is refused.
     """
     if factor == 1.0:
         return numbers, 0.0

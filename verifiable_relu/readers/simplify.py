@@ -19,12 +19,12 @@ from verifiable_relu.ir.families import find_argument, one_number, scalar_factor
 from verifiable_relu.ir.functions import function
 from verifiable_relu.ir.linear import Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Op, Product, live
-from verifiable_relu.readers.builder import Builder, Value
+from verifiable_relu.readers.builder import OpBuilder, Value
 from verifiable_relu.readers.derived import LAMBDA_ERROR, hardness, multiple
 from verifiable_relu.rounding import MODERATE, not_below
 
 
-def finished(build: Builder, output: Value) -> tuple[Sequence[Op], int]:
+def finished(build: OpBuilder, output: Value) -> tuple[Sequence[Op], int]:
     """Return the ops with the output's elements in place, and the number of the output."""
     build.name = build.ops[output.op].name if output.op else "output"
     last = build.in_place(output)
@@ -155,7 +155,7 @@ def _scaled(made: list[Op], source: int, factor: Tensor, error: float) -> int:
 _ONE = torch.ones(()), 0.0
 
 _Spelling = tuple[int, str, float, tuple[Tensor, float]]
-"""The op, the kind and the parameter of a function of it, and by what, of a relative error, that is multiplied."""
+"""An op, the kind and the parameter of a function of its value, and the factor of that with its relative error."""
 
 
 def _other(ops: Sequence[Op], inputs: tuple[int, ...]) -> _Spelling | None:

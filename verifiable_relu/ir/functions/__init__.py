@@ -5,9 +5,8 @@ from __future__ import annotations
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.ir.functions.curves import CURVES
 from verifiable_relu.ir.functions.function import Function, LinearRelaxation, SlopeRange
-from verifiable_relu.ir.functions.hardened import Hardened
 from verifiable_relu.ir.functions.kinked import Kinked
-from verifiable_relu.ir.functions.smooth import Smooth
+from verifiable_relu.ir.functions.smooth import Hardened, Smooth
 from verifiable_relu.ir.functions.steps import STEPS, StepFunction
 
 __all__ = [

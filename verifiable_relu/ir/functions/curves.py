@@ -31,7 +31,7 @@ def _softplus(x: Array) -> Any:
 
 
 @dataclass(frozen=True)
-class Curve:
+class SmoothCurve:
     """A function f(x, p) of one variable with a positive parameter, 1 where it has none.
 
     Attributes:
@@ -43,12 +43,11 @@ class Curve:
         point: of (s, p): the point where f′ is s, that right of 0 where f is ``mirrored``; for slopes that f′ does not
             have there any number towards which f′ tends to s. None for functions with points in a table.
         mirrored: whether f′(−x) = f′(x), and f bends at 0.
-        reach: f′ changes by less than 10⁻¹⁶ beyond −reach and reach, where a table ends.
         precision: of ``point``, relative to its size and 1.
         absolute: absolute errors of f and f′, relative to the relative ones.
         kinked: whether the slope jumps at bends, or f is not defined there.
         period: after which bends and turns repeat; those of one period are given.
-        stretched: whether f(x, p) = f(p·x, 1)/p, so that bends, turns and reach are those for p = 1 divided by p.
+        stretched: whether f(x, p) = f(p·x, 1)/p, so that bends and turns are those for p = 1 divided by p.
         increasing: whether f increases everywhere.
         least, most: numbers that f(x) is never below, never above, whatever rounding makes of it.
         zero: f(x) ≥ 0 for every x ≥ ``zero`` and f(x) ≤ 0 for every x ≤ ``zero``; None if there is no such number.
@@ -61,7 +60,7 @@ class Curve:
         attribute: the name of the operator's attribute that is the parameter, 1 by default.
         torch: name of the operator of torch (aten).
         numpy: f again, of numpy's arrays and from its definition: off by a few units in the last place of itself and
-            of ``beside``; ``wide``: in wider formats than float64, too.
+            of ``error_scale``; ``wide``: in wider formats than float64, too.
     """
 
     value: Value
@@ -72,7 +71,6 @@ class Curve:
     turns: tuple[float, ...] = ()
     point: Callable[[Tensor, float], Tensor] | None = None
     mirrored: bool = False
-    reach: float = math.inf
     precision: float = 2.0**-49
     absolute: float = 0.0
     kinked: bool = False
@@ -91,20 +89,20 @@ class Curve:
     versions: tuple[int, ...] = ()
     attribute: str = ""
     torch: str = ""
-    beside: Callable[[Array], Any] = lambda x: 1.0
+    error_scale: Callable[[Array], Any] = lambda x: 1.0
     wide: bool = True
 
 
-def _rectifier(value: Value, derivative: Value, bend: tuple[float, float], turn: float, **more: Any) -> Curve:
+def _rectifier(value: Value, derivative: Value, bend: tuple[float, float], turn: float, **more: Any) -> SmoothCurve:
     """Return the row of a function that is concave, convex and concave, as x·P(x) are that tend to ReLU."""
-    known: dict[str, Any] = {"gated": True, "zero": 0.0, "reach": 40.0, "precision": 2.0**-24, **more}
-    return Curve(value, derivative, (False, True, False), bend, (turn,), **known)
+    known: dict[str, Any] = {"gated": True, "zero": 0.0, "precision": 2.0**-24, **more}
+    return SmoothCurve(value, derivative, (False, True, False), bend, (turn,), **known)
 
 
-def _odd(value: Value, derivative: Value, point: Callable[[Tensor, float], Tensor], **more: Any) -> Curve:
+def _odd(value: Value, derivative: Value, point: Callable[[Tensor, float], Tensor], **more: Any) -> SmoothCurve:
     """Return the row of a function that bends at 0 alone and that a point mirrors: convex, then concave by default."""
     known: dict[str, Any] = {"rising": (True, False), "bends": (0.0,), "mirrored": True, "zero": 0.0, **more}
-    return Curve(value, derivative, point=point, **known)
+    return SmoothCurve(value, derivative, point=point, **known)
 
 
 _ROOT_2_PI = math.sqrt(2 / math.pi)
@@ -185,14 +183,14 @@ def _arcsine_point(s: Tensor) -> Tensor:
 
 def _wave(
     value: Value, derivative: Value, bends: tuple[float, float], turns: tuple[float, float], **more: Any
-) -> Curve:
+) -> SmoothCurve:
     """Return the row of a sine: the slope of its first piece rises where that begins at 0."""
     known = {"absolute": 1.0, "period": 2 * math.pi, "least": -1.0, "most": 1.0, "versions": (7, 22), **more}
-    return Curve(value, derivative, (bends[0] == 0, bends[0] != 0), bends, turns, **known)
+    return SmoothCurve(value, derivative, (bends[0] == 0, bends[0] != 0), bends, turns, **known)
 
 
 # fmt: off
-CURVES: dict[str, Curve] = {
+CURVES: dict[str, SmoothCurve] = {
     # Of a sigmoid what is lost is bounded absolutely, which is enough here: tanh(x/2)/2 + 1/2 overflows nowhere.
     "Sigmoid": _odd(
         lambda x, _: torch.sigmoid(x), lambda x, _: torch.sigmoid(x) * torch.sigmoid(-x),
@@ -210,8 +208,8 @@ CURVES: dict[str, Curve] = {
     # The complementary error function keeps its relative accuracy in the tail.
     "GELU": _rectifier(
         lambda x, lam: 0.5 * x * torch.special.erfc(x * (-lam * math.sqrt(0.5))), _gelu_slope,
-        (-math.sqrt(2), math.sqrt(2)), -0.7517915246935645, reach=9.0, absolute=1.0, stretched=True, saturated=6.0,
-        torch="gelu", numpy=lambda x, lam: x * (0.5 * _erfc(-lam * x / math.sqrt(2))), beside=np.abs, wide=False,
+        (-math.sqrt(2), math.sqrt(2)), -0.7517915246935645, absolute=1.0, stretched=True, saturated=6.0,
+        torch="gelu", numpy=lambda x, lam: x * (0.5 * _erfc(-lam * x / math.sqrt(2))), error_scale=np.abs, wide=False,
     ),
     "SiLU": _rectifier(
         lambda x, _: x * torch.sigmoid(x), lambda x, _: torch.sigmoid(x) * (1 + x * torch.sigmoid(-x)),
@@ -225,18 +223,18 @@ CURVES: dict[str, Curve] = {
     ),
     "tanh-GELU": _rectifier(
         lambda x, _: x * torch.sigmoid(_inner(x)), _tanh_gelu_slope, (-1.4185040087908284, 1.4185040087908284),
-        -0.75246142207101626, reach=9.0, absolute=1.0, wide=False,
+        -0.75246142207101626, absolute=1.0, wide=False,
         numpy=lambda x, _: x * _numpy_sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
     ),
     # Libraries compute exp(x) − 1 as it is written, which is off by a roundoff of 1 next to 0.
-    "ELU": Curve(
+    "ELU": SmoothCurve(
         lambda x, alpha: torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0))),
         lambda x, alpha: torch.where(x > 0, 1.0, alpha * torch.exp(x.clamp(max=0))), (True, None), (0.0,),
         point=lambda s, alpha: torch.log(_positive(s / alpha)), absolute=1.0,
         kinked=True, increasing=True, zero=0.0, operator="Elu", versions=(6, 22), attribute="alpha",
         numpy=lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
     ),
-    "Softplus": Curve(
+    "Softplus": SmoothCurve(
         lambda x, _: x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())), lambda x, _: torch.sigmoid(x), (True,),
         point=lambda s, _: torch.logit(s.clamp(tiny(s.dtype), 1 - epsilon(s.dtype))), increasing=True, least=0.0,
         operator="Softplus", versions=(1, 22), torch="softplus", numpy=lambda x, _: _softplus(x),
@@ -246,7 +244,7 @@ CURVES: dict[str, Curve] = {
         increasing=True, least=-1.0, most=1.0, operator="Softsign", versions=(1, 22),
         numpy=lambda x, _: x / (1 + np.abs(x)),
     ),
-    "HardSwish": Curve(
+    "HardSwish": SmoothCurve(
         lambda x, _: x * (x + 3).clamp(0, 6) / 6,
         lambda x, _: torch.where(x < -3, 0.0, torch.where(x > 3, 1.0, (2 * x + 3) / 6)),
         (None, True, None), (-3.0, 3.0), (-1.5,), point=lambda s, _: 3 * s - 1.5, kinked=True, gated=True, zero=0.0,
@@ -279,7 +277,7 @@ CURVES: dict[str, Curve] = {
         lambda s, _: torch.sqrt((s.clamp(min=1) - 1) / s.clamp(min=1)), rising=(False, True),
         operator="Atanh", versions=(9, 22), torch="atanh", numpy=lambda x, _: np.arctanh(x),
     ),
-    "Acosh": Curve(
+    "Acosh": SmoothCurve(
         _acosh, lambda x, _: 1 / (torch.sqrt((x - 1).clamp(min=0)) * torch.sqrt(x + 1)), (False,),
         point=lambda s, _: torch.sqrt(1 + _positive(s) ** -2), least=0.0,
         operator="Acosh", versions=(9, 22), torch="acosh", numpy=lambda x, _: np.arccosh(x),
@@ -289,12 +287,12 @@ CURVES: dict[str, Curve] = {
         lambda s, _: torch.sqrt((1 - _part(s)) * (1 + _part(s))) / _part(s), increasing=True,
         operator="Asinh", versions=(9, 22), torch="asinh", numpy=lambda x, _: np.arcsinh(x),
     ),
-    "Exp": Curve(
+    "Exp": SmoothCurve(
         lambda x, _: torch.exp(x), lambda x, _: torch.exp(x), (True,), point=lambda s, _: torch.log(_positive(s)),
         increasing=True, least=0.0, one_from=0.0, operator="Exp", versions=(6, 13), torch="exp",
         numpy=lambda x, _: np.exp(x),
     ),
-    "Square": Curve(
+    "Square": SmoothCurve(
         lambda x, _: x * x, lambda x, _: 2 * x, (True,), turns=(0.0,), point=lambda s, _: s / 2, least=0.0, power=2,
         numpy=lambda x, _: x * x,
     ),
@@ -302,11 +300,11 @@ CURVES: dict[str, Curve] = {
         lambda x, _: x * x * x, lambda x, _: 3 * x * x, lambda s, _: torch.sqrt(s.clamp(min=0) / 3),
         rising=(False, True), increasing=True, power=3, numpy=lambda x, _: x**3,
     ),
-    "Log": Curve(
+    "Log": SmoothCurve(
         lambda x, _: torch.log(x), lambda x, _: 1 / x, (False,), point=lambda s, _: 1 / _positive(s), zero=1.0,
         operator="Log", versions=(6, 13), torch="log", numpy=lambda x, _: np.log(x),
     ),
-    "Sqrt": Curve(
+    "Sqrt": SmoothCurve(
         lambda x, _: torch.sqrt(x), lambda x, _: 0.5 / torch.sqrt(x), (False,),
         point=lambda s, _: (0.5 / _positive(s)) ** 2, least=0.0, operator="Sqrt", versions=(6, 13), torch="sqrt",
         numpy=lambda x, _: np.sqrt(x),
@@ -317,14 +315,14 @@ CURVES: dict[str, Curve] = {
         lambda s, _: _positive(-s) ** -0.5, rising=(False, True), turns=(0.0,), kinked=True, one_to=1.0,
         operator="Reciprocal", versions=(6, 13), torch="reciprocal", numpy=lambda x, _: 1 / x,
     ),
-    "InverseRoot": Curve(
+    "InverseRoot": SmoothCurve(
         lambda x, _: 1 / torch.sqrt(x), lambda x, _: -0.5 / (x * torch.sqrt(x)), (True,),
         point=lambda s, _: (2 * _positive(-s)) ** (-2 / 3), least=0.0, one_to=1.0, torch="rsqrt",
         numpy=lambda x, _: 1 / np.sqrt(x),
     ),
     # x^p for x ≥ 0 and a p that is no whole number: above 1 it is convex, below 1 concave.
     **{
-        kind: Curve(
+        kind: SmoothCurve(
             lambda x, p: torch.where(x < 0, torch.nan, x**p),
             lambda x, p: torch.where(x < 0, torch.nan, p * x ** (p - 1)),
             (kind == "Power",), point=lambda s, p: (_positive(s) / p) ** (1 / (p - 1)), least=0.0,

@@ -1,4 +1,4 @@
-"""What an elementwise function is to the verifier: one object that answers every question about it.
+"""Elementwise functions: one object answers every question of the verifier about a function.
 
     relu = Kinked()
     slopes = relu.slopes(interval)                # CROWN's slopes: a choice that steers
@@ -73,7 +73,7 @@ class Function(ABC):
 
     @abstractmethod
     def value(self, x: Tensor) -> Tensor:
-        """Return f(x), element by element, off by what ``image`` accounts for; NaN where f is not defined."""
+        """Return f(x), element by element, within the error that ``image`` accounts for; NaN where f is not defined."""
 
     def exact(self, x: Dyadic, denominator: int) -> Dyadic | None:
         """Return f(x/denominator)·denominator^degree for integers times powers of two; None where f is irrational."""

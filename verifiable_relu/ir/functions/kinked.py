@@ -111,7 +111,7 @@ class Kinked(Function):
         return Interval(slopes.amin(0), slopes.amax(0))
 
     def slopes(self, x: Interval, chosen_by: Interval | None = None) -> tuple[Tensor, Tensor]:
-        """As of ``Function``: ``chosen_by`` decides between both slopes at the kink, and ``x`` makes the chord."""
+        """Return slopes: ``chosen_by`` decides between both slopes at the kink, and ``x`` makes the chord."""
         lo, hi, chord = self._chord(x)
         by = x if chosen_by is None else chosen_by
         steep = (hi > 0) & ((by.upper > -by.lower) | (lo >= 0))

@@ -1,4 +1,4 @@
-"""Smooth functions: linear bounds from a function's value, its derivative, and where it bends.
+"""Smooth functions: linear bounds from a function's value, its derivative, and where it bends; and families of them.
 
 Between two neighbouring bends f′ only rises (f is convex), or only falls: such a part is called a *piece*. A row of
 ``curves.CURVES`` says that, and little more, of each function.
@@ -37,8 +37,10 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.dyadic import Dyadic
-from verifiable_relu.ir.functions.curves import CURVES, Curve
+from verifiable_relu.errors import UnsupportedError
+from verifiable_relu.ir.functions.curves import CURVES, SmoothCurve
 from verifiable_relu.ir.functions.function import Function, SlopeRange
+from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.rounding import (
     ENCLOSE_OWN,
@@ -71,7 +73,7 @@ _INSIDE = 1e-3
 """Where ascents begin and end, in parts of the interval: at its very ends every steeper line supports f, too."""
 
 _PARTS = 16
-"""A segment is split at a multiple of one part of so many of its width, or at 0."""
+"""A segment is split at a multiple of its width divided by this number, or at 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +106,8 @@ class Smooth(Function):
             object.__setattr__(self, name, value)
 
     @property
-    def curve(self) -> Curve:
-        """What is known of the function."""
+    def curve(self) -> SmoothCurve:
+        """The function's row of ``CURVES``."""
         return CURVES[self.kind]
 
     @property
@@ -119,7 +121,7 @@ class Smooth(Function):
 
     @property
     def _scale(self) -> Any:
-        """What lengths and absolute errors are multiples of."""
+        """The unit of lengths and absolute errors."""
         return 1 / self._number if self.curve.stretched else 1.0
 
     # What it computes
@@ -143,14 +145,14 @@ class Smooth(Function):
         low, high = below((x - error).astype(np.float64)), above((x + error).astype(np.float64))
         slopes = self.derivative_range(Interval(torch.from_numpy(low), torch.from_numpy(high)))
         moved = np.maximum(-slopes.lower.numpy(), slopes.upper.numpy()) * error
-        found = np.where(error == 0, 0, moved) + ULPS * unit * (np.abs(y) + curve.beside(x))
+        found = np.where(error == 0, 0, moved) + ULPS * unit * (np.abs(y) + curve.error_scale(x))
         certain = (x == 0) & (error == 0) & (y == 0)
         return y, np.where(certain, 0, found * ENCLOSE_OWN + ENCLOSE_TINY)
 
     # What bounds need
 
     def image(self, x: Interval) -> Interval:
-        """As of ``Function``: f is extreme at an end, or where it turns; a turn that is off by u moves f by u²."""
+        """Return the image: f is extreme at an end, or where it turns; a turn that is off by u moves f by u²."""
         curve = self.curve
         values = self.value(torch.stack([x.lower, x.upper, *self._within(x, curve.turns)]))
         error = self._error(values, 0.0, 0.0)
@@ -229,7 +231,7 @@ class Smooth(Function):
 
     @staticmethod
     def _attached(x: Interval, point: Tensor) -> Tensor:
-        """Return points of which those that are ends of the interval have the ends' gradients."""
+        """Return the points, with the ends' gradients where they are ends of the interval."""
         return torch.where(point == x.lower, x.lower, torch.where(point == x.upper, x.upper, point))
 
     def _support_points(self, x: Interval, at: Tensor, convex: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -336,7 +338,7 @@ class Smooth(Function):
     # What branching needs
 
     def split_point(self, x: Interval) -> Tensor:
-        """As of ``Function``: where least area is left about the chords of both halves, of a few points and 0."""
+        """Return the point, of a few and 0, that leaves the least area about the chords of both halves."""
         shares = torch.arange(_PARTS + 1, dtype=x.lower.dtype, device=x.lower.device)
         points = torch.lerp(x.lower, x.upper, (shares / _PARTS).reshape(-1, *(1,) * x.lower.ndim))
         zero = points[_PARTS // 2].masked_fill((x.lower < 0) & (x.upper > 0), 0)
@@ -350,7 +352,7 @@ class Smooth(Function):
 class _PointTables:
     """Points with given slopes of a function that is concave, convex, concave, with the parameter 1."""
 
-    def __init__(self, curve: Curve) -> None:
+    def __init__(self, curve: SmoothCurve) -> None:
         self.curve = curve
         self._made: dict[Any, Tensor] = {}
 
@@ -366,7 +368,7 @@ class _PointTables:
         return found - (self.curve.derivative(found, 1.0) - slope) * rates[cell] if fine else found
 
     def _place(self, slope: Tensor, piece: int) -> Tensor:
-        """Return a number in [0, 1] for each slope of a piece, of which the point with this slope is a smooth function.
+        """Return a number in [0, 1] for each slope of a piece; the point with this slope is a smooth function of it.
 
         About a bend the slope is a square, and towards the ends it falls like exp(−x²), or exp(−x), times x.
         """
@@ -418,3 +420,58 @@ def _area(x: Tensor, y: Tensor) -> Tensor:
 
 def _reach(x: Interval) -> Tensor:
     return torch.maximum(x.lower.abs(), x.upper.abs())
+
+
+_RELU = Kinked()
+
+
+@dataclass(frozen=True, eq=False)
+class Hardened(Function):
+    """ReLU and every x·P(λx) with λ ≥ 1, x·P(x) being a gated function: ``value`` is ReLU's.
+
+    x·P(λx) never falls as λ grows, so that all members lie between that of λ = 1 and ReLU (arXiv 2603.21991). Of
+    λ-GELU, ``least`` has the least λ. A counterexample speaks of the limit, ReLU.
+    """
+
+    least: Smooth
+    kind = "Hardened"
+    gated = True
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        return {"function": self.least.kind, **self.least.parameters}
+
+    @property
+    def limit(self) -> Function:
+        return _RELU
+
+    def value(self, x: Tensor) -> Tensor:
+        return x.relu()
+
+    def enclose(self, x: np.ndarray, error: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
+        raise UnsupportedError("stands for a set of activations, not for one value")
+
+    def image(self, x: Interval) -> Interval:
+        return Interval(self.least.image(x).lower, x.upper.relu())
+
+    def unstable(self, x: Interval) -> Tensor:
+        return self.least.unstable(x)
+
+    def derivative_range(self, x: Interval) -> Interval:
+        raise UnsupportedError("the change is not bounded through a set of activations")
+
+    def slopes(self, x: Interval, chosen_by: Interval | None = None) -> tuple[Tensor, Tensor]:
+        return self.least.slopes(x)[0], _RELU.slopes(x)[1]
+
+    def slope_range(self, x: Interval) -> SlopeRange:
+        smooth, chord = self.least.slope_range(x), _RELU.slopes(x)[1]
+        return SlopeRange(smooth.lower_from, smooth.lower_to, chord, chord)
+
+    def floor(self, x: Interval, slope: Tensor) -> Tensor:
+        return self.least.floor(x, slope)
+
+    def top(self, x: Interval, slope: Tensor) -> Tensor:
+        return _RELU.top(x, slope)
+
+    def split_point(self, x: Interval) -> Tensor:
+        return _RELU.split_point(x)

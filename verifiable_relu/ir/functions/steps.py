@@ -25,7 +25,7 @@ from verifiable_relu.rounding import above, below, divisor, negligible, smooth_d
 
 
 @dataclass(frozen=True)
-class Step:
+class StepRule:
     """A row of ``STEPS``.
 
     Attributes:
@@ -54,14 +54,14 @@ def _nearest(n: np.ndarray, d: int) -> np.ndarray:
     return whole - ((rest == 0) & (whole % 2 == 1)).astype(object)
 
 
-STEPS: dict[str, Step] = {
+STEPS: dict[str, StepRule] = {
     # torch takes the sign of what is no number for 0, from which something could be proved.
-    "Sign": Step(lambda x: torch.where(x.isnan(), x, x.sign()), np.sign, _sign, None, "Sign", (9, 13)),
-    "Floor": Step(torch.floor, np.floor, lambda n, d: n // d, (1.0, 0.0), "Floor", (6, 13)),
-    "Ceil": Step(torch.ceil, np.ceil, lambda n, d: -(-n // d), (0.0, 1.0), "Ceil", (6, 13)),
+    "Sign": StepRule(lambda x: torch.where(x.isnan(), x, x.sign()), np.sign, _sign, None, "Sign", (9, 13)),
+    "Floor": StepRule(torch.floor, np.floor, lambda n, d: n // d, (1.0, 0.0), "Floor", (6, 13)),
+    "Ceil": StepRule(torch.ceil, np.ceil, lambda n, d: -(-n // d), (0.0, 1.0), "Ceil", (6, 13)),
     # Halves go to the even neighbour.
-    "Round": Step(torch.round, np.rint, _nearest, (0.5, 0.5), "Round", (11, 22)),
-    "Truncate": Step(torch.trunc, np.trunc, lambda n, d: _sign(n, d) * (abs(n) // d), (1.0, 1.0)),
+    "Round": StepRule(torch.round, np.rint, _nearest, (0.5, 0.5), "Round", (11, 22)),
+    "Truncate": StepRule(torch.trunc, np.trunc, lambda n, d: _sign(n, d) * (abs(n) // d), (1.0, 1.0)),
 }
 """By kind."""
 
@@ -73,8 +73,8 @@ class StepFunction(Function):
     kind: str
 
     @property
-    def step(self) -> Step:
-        """What is known of the function."""
+    def step(self) -> StepRule:
+        """The function's row of ``STEPS``."""
         return STEPS[self.kind]
 
     def value(self, x: Tensor) -> Tensor:

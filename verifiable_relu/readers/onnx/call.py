@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 import onnx
-import torch
 from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.readers.builder import Builder, Value, tensor
+from verifiable_relu.readers.builder import OpBuilder, Value, tensor
 
 Result = Value | np.ndarray
 """A tensor of the file: computed from the input, or constant."""
 
 
 @dataclass(frozen=True)
-class Call:
+class NodeCall:
     """One ONNX node with its inputs looked up, and the network under construction.
 
     Attributes:
@@ -30,7 +29,7 @@ class Call:
         node, opset: as the file has it, and the version of the standard's operators.
     """
 
-    build: Builder
+    build: OpBuilder
     op: str
     version: int
     inputs: tuple[Result | None, ...]
@@ -96,13 +95,8 @@ def axis_of(axis: int, rank: int) -> int:
     return axis % rank
 
 
-def float32(number: float) -> Tensor:
-    """Return an attribute, which is a float32 number, as its default is."""
-    return torch.tensor(number, dtype=torch.float32)
-
-
-def operands(build: Builder, left: Result | None, right: Result | None) -> tuple[Value | Tensor, Value | Tensor]:
-    """Return two operands of which one is computed at least, computed ones in the shape of the result."""
+def operands(build: OpBuilder, left: Result | None, right: Result | None) -> tuple[Value | Tensor, Value | Tensor]:
+    """Return two operands, at least one of them computed; computed ones get the shape of the result."""
     if left is None or right is None:
         raise UnsupportedError("an operand is missing")
     try:
@@ -116,7 +110,7 @@ def operands(build: Builder, left: Result | None, right: Result | None) -> tuple
 RUNTIME = "com.microsoft"
 """The domain of onnxruntime's own operators."""
 
-Converter = Callable[[Call], Result | Sequence[Result | None]]
+Converter = Callable[[NodeCall], Result | Sequence[Result | None]]
 CONVERTERS: dict[tuple[str, int], Converter] = {}
 """By operator and its version, what reads a node: it gives the output, or a list with None for those not read."""
 

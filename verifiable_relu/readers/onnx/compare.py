@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verifiable_relu import runtime
 from verifiable_relu.errors import InputError
-from verifiable_relu.ir.enclosure import Difference, find_difference, sample_points
+from verifiable_relu.ir.enclosure import Mismatch, find_difference, sample_points
 from verifiable_relu.ir.network import Network, Op
 from verifiable_relu.readers.onnx.model import declared_inputs
 from verifiable_relu.rounding import ARITHMETICS, unit_roundoff
@@ -47,7 +47,7 @@ def compare(network: Network, ops: Sequence[Op], places: Mapping[str, int]) -> N
     found = dict(zip(names, source.outputs(points, network.source.batched), strict=True))
     part = _difference(ops, points, {index: found[name] for name, index in watched.items()}, source.unit)
     if part is None:
-        raise InputError(f"{_COMPLAINT}, though each of its nodes by itself does")
+        raise InputError(f"{_COMPLAINT}, though each single node does")
     raise InputError(f"{_COMPLAINT}: {part}", place=f"node '{part.op.name}'")
 
 
@@ -86,7 +86,7 @@ def compare_at(network: Network, points: np.ndarray) -> None:
             raise InputError(f"{complaint} at a point of the property's box: {found}")
 
 
-def _output_difference(network: Network, source: _FileRun, points: Tensor, expected: bool = False) -> Difference | None:
+def _output_difference(network: Network, source: _FileRun, points: Tensor, expected: bool = False) -> Mismatch | None:
     """Return where the outputs that the file computes are not the network's; ``expected``: some must be finite."""
     found = source.outputs(points, network.source.batched)[0]
     if expected and not bool(torch.isfinite(found).any()):
@@ -96,11 +96,11 @@ def _output_difference(network: Network, source: _FileRun, points: Tensor, expec
     return _difference(network.ops, points, {len(network.ops) - 1: found}, source.unit)
 
 
-def _difference(ops: Sequence[Op], points: Tensor, seen: Mapping[int, Tensor], unit: float) -> Difference | None:
+def _difference(ops: Sequence[Op], points: Tensor, seen: Mapping[int, Tensor], unit: float) -> Mismatch | None:
     """Return where a source of unit roundoff ``unit`` differs from the ops.
 
-    Float32, which takes half the time, is believed where it finds no difference: a bound of an error may underflow in
-    it, which makes the comparison too strict, not too lax.
+    Float32, which takes half the time, is enough where it finds no difference: a bound of an error may underflow in it,
+    which makes the comparison too strict, not too lax.
     """
     x = points.flatten(1)
     quick = find_difference(ops, x, seen, 2 * unit, x.dtype)
@@ -166,7 +166,7 @@ def require_runs(data: bytes, default: bool = False) -> Any:
     quantised = is_quantised(data)
     optimised = default or not quantised or any(name in data for name in _WHOLE)
     try:
-        # What is compared is the standard's function; a counterexample is replayed by what runs on the machine.
+        # The standard's function is compared; a counterexample is replayed by the machine's runtime.
         return runtime.kept_session(data, precise=quantised, optimised=optimised)
     except Exception as error:  # onnxruntime's exceptions share no narrower base
         if type(error).__name__ == "NotImplemented":

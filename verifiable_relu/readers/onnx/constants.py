@@ -24,7 +24,7 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.ir.functions import Kinked
 from verifiable_relu.ir.linear import Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Op, Product
-from verifiable_relu.readers.builder import Builder, Value
+from verifiable_relu.readers.builder import OpBuilder, Value
 from verifiable_relu.readers.derived import (
     Derived,
     cast,
@@ -38,7 +38,7 @@ from verifiable_relu.readers.derived import (
     selected,
     settled,
 )
-from verifiable_relu.readers.onnx.call import CONVERTERS, RUNTIME, Call, converter_of
+from verifiable_relu.readers.onnx.call import CONVERTERS, RUNTIME, NodeCall, converter_of
 
 Constant = np.ndarray | Derived
 """A constant of the file: an array of its numbers, or numbers that no array of floats holds."""
@@ -150,7 +150,7 @@ def _as_read(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int
     # A mean is read as a sum times 1/n, which is rounded.
     operator, mean = node.op_type, node.op_type == "ReduceMean"
     converter, version = (CONVERTERS["ReduceSum", 13], 13) if mean else converter_of(node, opset)
-    build, numbers, given = Builder((0,), node.name), list[Derived](), list[Any](inputs)
+    build, numbers, given = OpBuilder((0,), node.name), list[Derived](), list[Any](inputs)
     build.ops.clear()
     for position, value in enumerate(inputs):
         computed = operator in ARITHMETIC and position in ((0, 2) if operator == "Gemm" else (0,))
@@ -158,7 +158,7 @@ def _as_read(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int
             numbers.append(Derived.of(value).moved(np.ravel))
             given[position] = Value(len(build.ops), value.shape)
             build.ops.append(Input(name=node.name, size=math.prod(value.shape)))
-    made = converter(Call(build, operator, version, tuple(given), attributes_of(node), node, opset))
+    made = converter(NodeCall(build, operator, version, tuple(given), attributes_of(node), node, opset))
     for op in build.ops[len(numbers) :]:
         numbers.append(_value(op, *(numbers[i] for i in op.inputs)))
     results: list[Constant] = []
@@ -176,7 +176,7 @@ def _as_read(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int
 def _value(op: Op, *inputs: Derived) -> Derived:
     """Return the numbers that an op makes of its inputs'."""
     if any(2 * one.error > 1 for one in inputs):
-        raise UnsupportedError("computes a constant of which rounding leaves nothing")
+        raise UnsupportedError("computes a constant that rounding may have lost")
     x = inputs[0]
     if isinstance(op, Affine):
         map = op.map
@@ -345,7 +345,7 @@ def evaluated(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: 
 
 
 def _padded(attributes: dict[str, Any], data: Any, pads: Any = None, value: Any = None, axes: Any = None) -> np.ndarray:
-    """Return padded data; what negative pads take off, of which the evaluator knows nothing, goes first."""
+    """Return padded data; negative pads, which the evaluator does not know, are applied first."""
     full, mode = np.zeros((2, data.ndim), np.int64), attributes.get("mode", b"constant").decode()
     full[:, range(data.ndim) if axes is None else axes] = np.reshape(attributes.get("pads", pads), (2, -1))
     starts, ends = np.maximum(0, -full[0]), np.array(data.shape) + np.minimum(0, full[1])
@@ -359,7 +359,7 @@ def _padded(attributes: dict[str, Any], data: Any, pads: Any = None, value: Any 
 def _alone(
     node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: int
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """Return a model of one node, of which short inputs are constants, since its output's shape may depend on them."""
+    """Return a model of one node, whose short inputs are constants: its output's shape may depend on them."""
     made = onnx.NodeProto()
     made.CopyFrom(node)
     if node.domain == RUNTIME:
@@ -404,6 +404,6 @@ def _size(
         else:
             raise UnsupportedError("computes a constant whose size is not known")
     if node.op_type in ("MatMul", "Gemm"):
-        # The smaller input's columns, of which each element of the result is a sum.
+        # Each element of the result is a sum over the smaller input's columns.
         total = max(total, total * min(max(value.shape, default=1) for value in given) >> 8)
     return total, shape

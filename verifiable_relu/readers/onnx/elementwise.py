@@ -27,9 +27,9 @@ from verifiable_relu.ir.functions.curves import CURVES
 from verifiable_relu.ir.functions.steps import STEPS
 from verifiable_relu.ir.linear import Diagonal
 from verifiable_relu.ir.network import Affine, Elementwise
-from verifiable_relu.readers.builder import Value, tensor
+from verifiable_relu.readers.builder import Value, as_tensor, tensor
 from verifiable_relu.readers.derived import Derived, logarithm, rounded
-from verifiable_relu.readers.onnx.call import Call, Result, converts, float32, operands
+from verifiable_relu.readers.onnx.call import NodeCall, Result, converts, operands
 from verifiable_relu.readers.onnx.constants import numbered_places
 from verifiable_relu.rounding import SOFTPLUS_SHARE, largest
 
@@ -48,8 +48,8 @@ SINCE_21 = (21, 23, 24, 25)
 """Since opset 21 these versions of the operators below have added nothing but element types."""
 
 
-def moved(call: Call, data: Sequence[int]) -> list[Result]:
-    """Return the results of an operator that moves elements, by what it does to the elements' numbers, from 1 on.
+def moved(call: NodeCall, data: Sequence[int]) -> list[Result]:
+    """Return the results of an operator that moves elements: it is run on the elements' numbers, from 1 on.
 
     ``data`` are the places of the inputs whose elements are moved, −1 for all; the others must be constants.
     """
@@ -70,7 +70,7 @@ def moved(call: Call, data: Sequence[int]) -> list[Result]:
     return [_placed(call, sources, numbers) for numbers in found]
 
 
-def _placed(call: Call, sources: Sequence[Result], numbers: np.ndarray) -> Result:
+def _placed(call: NodeCall, sources: Sequence[Result], numbers: np.ndarray) -> Result:
     """Return the tensor of the elements with these numbers, 0 standing for the node's own number."""
     if isinstance(sources[0], Value) and np.array_equal(numbers.reshape(-1), np.arange(1, sources[0].size + 1)):
         return sources[0].reshaped(numbers.shape)
@@ -115,21 +115,21 @@ for _operator, _versions, _data in (
 ):
     converts(_operator, *_versions)(functools.partial(moved, data=_data))
 
-converts("Identity", 1, 13, 14, 16, 19, *SINCE_21)(Call.value)
+converts("Identity", 1, 13, 14, 16, 19, *SINCE_21)(NodeCall.value)
 
 
 @converts("Dropout", 7, 10, 12, 13, 22)
-def _dropout(call: Call) -> Value:
+def _dropout(call: NodeCall) -> Value:
     if (training := call.optional(2)) is not None and bool(training.any()):
         raise UnsupportedError("in training mode")
     return call.value()
 
 
-# Sums, products and extremes of several operands, of which one is computed at least
+# Sums, products and extremes of several operands, at least one of them computed
 
 
 def _combined(
-    call: Call,
+    call: NodeCall,
     terms: Sequence[Result | None],
     with_constant: Callable[[Value, Tensor], Value],
     with_value: Callable[[Value, Value], Value],
@@ -144,17 +144,17 @@ def _combined(
     return total
 
 
-def added(call: Call, *terms: Result | None, error: float = 0.0) -> Value:
+def added(call: NodeCall, *terms: Result | None, error: float = 0.0) -> Value:
     """Return the sum of operands; ``error``: relative, of the constant ones."""
     return _combined(call, terms, lambda x, y: call.build.scale(x, shift=y, shift_error=error), call.build.sum)
 
 
-def times(call: Call, *factors: Result | None) -> Value:
+def times(call: NodeCall, *factors: Result | None) -> Value:
     """Return the product of operands."""
     return _combined(call, factors, call.build.scale, call.build.product)
 
 
-def difference(call: Call, left: Result | None, right: Result | None) -> Value:
+def difference(call: NodeCall, left: Result | None, right: Result | None) -> Value:
     """Return left − right; whole numbers stay known as such."""
     x, y = operands(call.build, left, right)
     if isinstance(y, Value):
@@ -164,7 +164,7 @@ def difference(call: Call, left: Result | None, right: Result | None) -> Value:
     return call.build.scale(x, center=y)
 
 
-def _extreme(call: Call, sign: float) -> Value:
+def _extreme(call: NodeCall, sign: float) -> Value:
     def larger(x: Value, y: Value) -> Value:
         found = call.build.larger(*(v if sign > 0 else call.build.scale(v, sign) for v in (x, y)))
         return found if sign > 0 else call.build.scale(found, sign)
@@ -176,7 +176,7 @@ converts("Add", 7, 13, 14)(lambda call: added(call, *call.inputs))
 converts("Sub", 7, 13, 14)(lambda call: difference(call, *call.inputs))
 converts("Mul", 7, 13, 14)(lambda call: times(call, *call.inputs))
 converts("Sum", 6, 8, 13)(lambda call: added(call, *call.inputs))
-converts("Mean", 6, 8, 13)(lambda c: c.build.divided(added(c, *c.inputs), torch.tensor(float(len(c.inputs)))))
+converts("Mean", 6, 8, 13)(lambda c: c.build.divided(added(c, *c.inputs), len(c.inputs)))
 converts("Max", 6, 8, 12, 13, group="maxima")(functools.partial(_extreme, sign=1))
 converts("Min", 6, 8, 12, 13, group="maxima")(functools.partial(_extreme, sign=-1))
 converts("Neg", 6, 13)(lambda call: call.build.scale(call.value(), -1.0))
@@ -185,7 +185,7 @@ converts("IsNaN", 9, 13, 20)(lambda call: np.zeros(call.value().shape, np.bool_)
 
 
 @converts("Div", 7, 13, 14)
-def _div(call: Call) -> Value:
+def _div(call: NodeCall) -> Value:
     x, y = operands(call.build, *call.inputs)
     if isinstance(y, Value):
         inverse = call.build.function(y, "Reciprocal")
@@ -197,12 +197,12 @@ def _div(call: Call) -> Value:
 # Ends of an interval
 
 
-def bounded(call: Call, x: Value, end: Any, sign: float) -> Value:
+def bounded(call: NodeCall, x: Value, end: Any, sign: float) -> Value:
     """Return max(x, end), or min(x, end) for ``sign`` −1, the end being broadcast to the shape of x.
 
     Ends that bound nothing are allowed for: −inf of a maximum, inf of a minimum.
     """
-    end = torch.as_tensor(end, dtype=None if isinstance(end, Tensor) else torch.float32)
+    end = as_tensor(end)
     if bool((end == -sign * torch.inf).all()):
         return x
     if not bool(torch.isfinite(end).all()):
@@ -216,11 +216,12 @@ def bounded(call: Call, x: Value, end: Any, sign: float) -> Value:
     return build.scale(build.relu(build.scale(x, turn, center=end)), turn, shift=end)
 
 
-def clipped(call: Call, x: Value, low: Tensor, high: Tensor) -> Value:
+def clipped(call: NodeCall, x: Value, low: Tensor | float, high: Tensor | float) -> Value:
     """Return min(max(x, low), high) for numbers low ≤ high; others mean different things in versions of the operator.
 
     The largest number of an end's type, which stands for infinity in many files, bounds nothing, nor does its negative.
     """
+    low, high = as_tensor(low), as_tensor(high)
     if bool((low > high).any()):
         raise UnsupportedError(f"clips to nothing, [{float(low)}, {float(high)}]")
     low, high = (torch.where(end.abs() >= largest(end.dtype), end.sign() * torch.inf, end) for end in (low, high))
@@ -228,7 +229,7 @@ def clipped(call: Call, x: Value, low: Tensor, high: Tensor) -> Value:
 
 
 @converts("Clip", 6, 11, 12, 13, group="maxima")
-def _clip(call: Call) -> Value:
+def _clip(call: NodeCall) -> Value:
     ends = [call.get("min", None), call.get("max", None)] if call.version < 11 else [call.optional(1), call.optional(2)]
     low, high = (
         tensor(np.asarray(end, end.dtype if isinstance(end, np.ndarray) else np.float32).reshape(()))
@@ -238,9 +239,9 @@ def _clip(call: Call) -> Value:
 
 
 @converts("HardSigmoid", 6, 22, group="maxima")
-def _hard_sigmoid(call: Call) -> Value:
+def _hard_sigmoid(call: NodeCall) -> Value:
     line = call.build.scale(call.value(), call.get("alpha", 0.2), shift=call.get("beta", 0.5))
-    return clipped(call, line, float32(0.0), float32(1.0))
+    return clipped(call, line, 0.0, 1.0)
 
 
 # Functions of one variable
@@ -251,14 +252,14 @@ converts("PRelu", 7, 9, 16, group="pieces")(lambda call: call.build.leaky(call.v
 converts("Abs", 6, 13, group="maxima")(lambda call: call.build.size_of(call.value()))
 
 
-def _curve(call: Call, kind: str, attribute: str, default: float = 1.0) -> Value:
+def _curve(call: NodeCall, kind: str, attribute: str, default: float = 1.0) -> Value:
     parameter = call.get(attribute, default)
     if not parameter > 0:
         raise UnsupportedError(f"its attribute {attribute} = {parameter}")
     return call.build.function(call.value(), kind, parameter)
 
 
-def stepped(call: Call, kind: str) -> Value:
+def stepped(call: NodeCall, kind: str) -> Value:
     """Return a function that jumps of the node's first input; whole numbers are left as they are."""
     x = call.value()
     return x if kind != "Sign" and call.build.is_whole(x) else call.build.function(x, kind)
@@ -278,32 +279,32 @@ converts("Gelu", 20, group="smooth")(lambda c: c.build.function(c.value(), c.cho
 
 
 @converts("Selu", 6, 22, group="smooth")
-def _selu(call: Call) -> Value:
+def _selu(call: NodeCall) -> Value:
     # Attributes are float32 numbers, their defaults too.
     return call.build.scale(_curve(call, "ELU", "alpha", 1.6732631921768188), call.get("gamma", 1.0507010221481323))
 
 
 @converts("Celu", 12, 28, group="smooth")
-def _celu(call: Call) -> Value:
+def _celu(call: NodeCall) -> Value:
     # max(x, 0) + min(0, α·(exp(x/α) − 1)) is α·ELU(x/α).
     if not (alpha := call.get("alpha", 1.0)) > 0:
         raise UnsupportedError(f"its attribute alpha = {alpha}")
-    inside = call.build.divided(call.value(), float32(alpha))
+    inside = call.build.divided(call.value(), alpha)
     return call.build.scale(call.build.function(inside, "ELU"), alpha)
 
 
 @converts("Swish", 24, group="smooth")
-def _swish(call: Call) -> Value:
+def _swish(call: NodeCall) -> Value:
     # x·σ(α·x) is SiLU(α·x)/α.
     alpha = call.get("alpha", 1.0)
     if alpha == 0:
         return call.build.scale(call.value(), 0.5)
     found = call.build.function(call.build.scale(call.value(), alpha), "SiLU")
-    return call.build.divided(found, float32(alpha))
+    return call.build.divided(found, alpha)
 
 
 @converts("ThresholdedRelu", 10, 22, group="steps")
-def _thresholded_relu(call: Call) -> Value:
+def _thresholded_relu(call: NodeCall) -> Value:
     # x where x > α, else 0: relu(x − α) + α·[x > α].
     alpha = call.get("alpha", 1.0)
     beyond = call.build.scale(call.value(), shift=-alpha)
@@ -319,7 +320,7 @@ _POWERS = {-1.0: "Reciprocal", -0.5: "InverseRoot", 0.5: "Sqrt", 2.0: "Square", 
 
 
 @converts("Pow", 7, 12, 13, 15, group="smooth")
-def _pow(call: Call) -> Result:
+def _pow(call: NodeCall) -> Result:
     base = call.inputs[0]
     if isinstance(base, np.ndarray):
         # a to a computed exponent is exp(x·log a).
@@ -344,7 +345,7 @@ def _pow(call: Call) -> Result:
     return power if exponent > 0 else build.function(power, "Reciprocal")
 
 
-def _power(call: Call, x: Value, exponent: int) -> Value:
+def _power(call: NodeCall, x: Value, exponent: int) -> Value:
     """Return x to a positive whole exponent, by squares, cubes and one product for what is left."""
     for factor, kind in ((2, "Square"), (3, "Cube")):
         if exponent % factor == 0:
@@ -355,26 +356,26 @@ def _power(call: Call, x: Value, exponent: int) -> Value:
 # Comparisons and truth values
 
 
-def inverse(call: Call, x: Value) -> Value:
+def inverse(call: NodeCall, x: Value) -> Value:
     """Return 1 − x."""
     return call.build.scale(x, -1.0, shift=1.0)
 
 
-def is_positive(call: Call, x: Value) -> Value:
+def is_positive(call: NodeCall, x: Value) -> Value:
     """Return whether x > 0, element by element."""
     if call.build.is_whole(x):
         return bounded(call, bounded(call, x, 0.0, 1), 1.0, -1)
     return call.build.relu(call.build.function(x, "Sign"))
 
 
-def is_zero(call: Call, x: Value) -> Value:
+def is_zero(call: NodeCall, x: Value) -> Value:
     """Return whether x = 0, element by element."""
     if call.build.is_whole(x):
         return call.build.relu(inverse(call, call.build.size_of(x)))
     return inverse(call, call.build.size_of(call.build.function(x, "Sign")))
 
 
-def _compared(call: Call, test: Callable[[Call, Value], Value], turned: bool, inverted: bool) -> Value:
+def _compared(call: NodeCall, test: Callable[[NodeCall, Value], Value], turned: bool, inverted: bool) -> Value:
     found = test(call, difference(call, *(call.inputs[::-1] if turned else call.inputs)))
     return inverse(call, found) if inverted else found
 
@@ -397,7 +398,7 @@ converts("Xor", 7, group="maxima")(lambda call: call.build.size_of(difference(ca
 
 
 @converts("Cast", 6, 9, 13, 19, *SINCE_21, 28, group="steps")
-def _cast(call: Call) -> Value:
+def _cast(call: NodeCall) -> Value:
     # A cast to float32 rounds what onnxruntime computes, as each of its operations does, and is no function of its own.
     to = call.get("to", None)
     if to in FLOATS:
@@ -411,7 +412,7 @@ def _cast(call: Call) -> Value:
 
 
 @converts("Where", 9, 16, group="products")
-def _where(call: Call) -> Result:
+def _where(call: NodeCall) -> Result:
     condition, chosen, other = call.inputs
     if not isinstance(condition, Value):
         return moved(call, (1, 2))[0]
@@ -421,7 +422,7 @@ def _where(call: Call) -> Result:
     return added(call, times(call, condition, chosen), times(call, inverse(call, condition), other))
 
 
-def _is_softplus(call: Call, condition: Value, x: Value, other: Value) -> bool:
+def _is_softplus(call: NodeCall, condition: Value, x: Value, other: Value) -> bool:
     """Return True where x stands for softplus(x) if x > c, c ≥ 20, as exporters spell it, and softplus(x) if not.
 
     x is less than softplus(x) by a factor between 1 and 1 − e⁻ᶜ/c: the factor is stored as 1 − 2⁻³⁴, which is off by no

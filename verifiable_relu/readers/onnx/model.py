@@ -1,12 +1,12 @@
 """From the bytes of an ONNX file to a model with one input and one output that the standard's checker accepts.
 
-Tensors may lie in a file beside the ONNX file, as exporters write them by default. Such a file may be named by a plain
-relative path that stays in the ONNX file's folder, symbolic links followed: a network from elsewhere must not have
-other files of the machine read.
+Tensors may lie in another file, as exporters write them by default. The standard's library reads it where a plain
+relative path names a file in the ONNX file's folder, and no link: a network from elsewhere must not have other files of
+the machine read.
 
 A file with several inputs or outputs becomes one with a single input and output, which is what a network has. The new
 input is a vector of the elements of all inputs, one input after another, each in row-major order; a Gather with
-constant indices takes each input out of it. The new output is a row of the elements of all outputs likewise. Neither
+constant indices takes each input out of it. The new output is a row of the elements of all outputs. Neither
 computes anything, so that nothing is rounded. All that deals with a network's file, the comparison with onnxruntime and
 the replay of counterexamples above all, has the new file in place of the user's.
 """
@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import heapq
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.files import read_bytes
 from verifiable_relu.ir.network import Shape
 from verifiable_relu.supervisor.forks import survives
 
@@ -34,7 +35,7 @@ OLDEST_IR, NEWEST_IR = 3, onnx.IR_VERSION
 """The versions of the file format that are read."""
 
 MAX_BYTES = 1 << 31
-"""The largest file, unpacked and with the data beside it: protobuf's own limit is 2 GiB."""
+"""The largest file, unpacked and with its data in other files: protobuf's own limit is 2 GiB."""
 
 MAX_NODES = 100_000
 """Most nodes of a graph."""
@@ -63,7 +64,7 @@ def load_model(
 
     Args:
         data: the file's bytes, unpacked.
-        folder: where the file lies, for data beside it.
+        folder: where the file lies, for data in other files there.
         read: what will be done with the model. This and the check are tried in a process of its own first where the
             file has operators at which the standard's library may crash.
 
@@ -72,8 +73,8 @@ def load_model(
         have types and shapes; its bytes; and a sentence for each thing that the standard does not allow.
 
     Raises:
-        InputError: if the bytes are no ONNX file, or one that the standard's checker refuses, or data beside it cannot
-            be read.
+        InputError: if the bytes are no ONNX file, or one that the standard's checker refuses, or its data cannot be
+            read.
         UnsupportedError: for a valid file with subgraphs or sparse tensors, or operators that the file defines itself.
     """
     try:
@@ -83,16 +84,16 @@ def load_model(
     if not model.graph.node:
         raise InputError("not an ONNX file, or one without nodes")
     if len(model.graph.node) > MAX_NODES:
-        raise UnsupportedError(f"{len(model.graph.node)} nodes, of which at most {MAX_NODES} are read")
+        raise UnsupportedError(f"{len(model.graph.node)} nodes, where at most {MAX_NODES} are read")
     _refuse_unread_parts(model)
-    mended = ["nodes that the file has before what they need are sorted"] if sort(model.graph) else []
-    mended += _complete(model)
+    repairs = ["nodes that the file has before what they need are sorted"] if sort(model.graph) else []
+    repairs += _complete(model)
     if len({(entry.domain or "ai.onnx", entry.version) for entry in model.opset_import}) < len(model.opset_import):
-        mended.append("a set of operators is imported twice, in one version")
+        repairs.append("a set of operators is imported twice, in one version")
     # This comes before the checker, which would follow references to other files.
     if _load_external(model.graph, folder, MAX_BYTES - len(data)):
         data = model.SerializeToString()
-    checked = model.SerializeToString() if mended else data
+    checked = model.SerializeToString() if repairs else data
     if any(node.op_type not in _PLAIN or node.domain for node in model.graph.node):
 
         def tried() -> None:
@@ -103,7 +104,7 @@ def load_model(
         if not survives(tried):
             raise InputError(_CRASHES)
     _checked(lambda: onnx.checker.check_model(checked, full_check=True))
-    return model, data, mended
+    return model, data, repairs
 
 
 def _checked(work: Callable[[], Any]) -> Any:
@@ -118,10 +119,10 @@ def _checked(work: Callable[[], Any]) -> Any:
 def _load_external(graph: onnx.GraphProto, folder: Path | None, limit: int) -> bool:
     """Put numbers that lie in other files of a folder into the tensors themselves; returns True if there were any.
 
-    All these files together, and all tensors, have ``limit`` bytes at most.
+    The standard's library refuses files outside of the folder, and links. All these tensors have ``limit`` bytes at
+    most.
     """
-    held: dict[str, bytes] = {}
-    total = 0
+    found = False
     for place, tensor in _tensors(graph):
         if tensor.data_location != TensorProto.EXTERNAL:
             if tensor.external_data:
@@ -129,43 +130,25 @@ def _load_external(graph: onnx.GraphProto, folder: Path | None, limit: int) -> b
             continue
         if folder is None:
             raise UnsupportedError("its data lies in another file, and where is not known", place=place)
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        location, numbers = entries.get("location", ""), [entries.get("offset", "0"), entries.get("length", "")]
-        if location not in held:
-            try:
-                held[location] = read_bytes(_beside(folder, location), limit - sum(map(len, held.values())))
-            except InputError as error:
-                raise InputError(f"its data: {error}", place=place) from None
-        if not all(number.isascii() and (number.isdigit() or not number) and len(number) < 20 for number in numbers):
-            raise InputError(f"its data lies at {numbers[0]!r} with a length of {numbers[1]!r}", place=place)
-        start, size = int(numbers[0] or 0), len(held[location])
-        end = start + int(numbers[1]) if numbers[1] else size
-        if not start <= end <= size:
-            raise InputError(f"bytes {start} to {end} of a file of {size} bytes", place=place)
-        total += end - start
-        if total > limit:
-            raise InputError(f"tensors of more than {limit:,} bytes together", place=place)
-        tensor.raw_data = held[location][start:end]
-        del tensor.external_data[:]
-        tensor.data_location = TensorProto.DEFAULT
-    return bool(held)
-
-
-def _beside(folder: Path, location: str) -> Path:
-    """Return the path of a file in a folder, which it does not leave."""
-    named = PurePosixPath(location)
-    absolute = named.is_absolute() or PureWindowsPath(location).anchor
-    strange = ".." in named.parts or "\\" in location or "\0" in location or location.endswith(".gz")
-    if not location or absolute or strange:
-        raise InputError(f"'{location}' is no name of a file beside the network's")
-    found = folder / named
-    if not found.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"'{location}' leads out of the network's folder")
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                info = ExternalDataInfo(tensor)
+                size = (
+                    (folder / info.location).stat().st_size - (info.offset or 0) if info.length is None else info.length
+                )
+                if size > limit:
+                    raise InputError(f"tensors of more than {MAX_BYTES:,} bytes together", place=place)
+                load_external_data_for_tensor(tensor, str(folder))
+        except InputError:
+            raise
+        except Exception as error:  # the library has exceptions of its own, and lets others of C++ through
+            raise InputError(f"its data: {' '.join(str(error).split())}", place=place) from None
+        found, limit = True, limit - len(tensor.raw_data)
     return found
 
 
 def sort(graph: onnx.GraphProto) -> bool:
-    """Sort nodes by what they need, as the standard asks of whoever writes a file; returns whether they were not.
+    """Sort nodes topologically, as the standard demands; returns True if they were not.
 
     The next node is always the first one of the file that needs nothing of those that are left: certificates count
     activations in this order.
@@ -195,10 +178,10 @@ def sort(graph: onnx.GraphProto) -> bool:
 def _complete(model: onnx.ModelProto) -> Iterator[str]:
     """Give outputs without a type or a shape the inferred ones, drop what says nothing of other tensors; says so."""
     graph = model.graph
-    told = [info for info in graph.value_info if info.HasField("type")]
-    if len(told) < len(graph.value_info):
-        yield f"{len(graph.value_info) - len(told)} tensors are named without a type: that is left out"
-        _replace(graph.value_info, told)
+    typed = [info for info in graph.value_info if info.HasField("type")]
+    if len(typed) < len(graph.value_info):
+        yield f"{len(graph.value_info) - len(typed)} tensors are named without a type: that is left out"
+        _replace(graph.value_info, typed)
     lacking = []
     for output in graph.output:
         kind = output.type.WhichOneof("value")
@@ -236,7 +219,7 @@ def opset_of(model: onnx.ModelProto, domain: str = "") -> int:
 
 
 def _refuse_unread_parts(model: onnx.ModelProto) -> None:
-    """Refuse what a model may hold beside one graph of standard operators."""
+    """Refuse a model with more than one graph of standard operators."""
     if not OLDEST_IR <= model.ir_version <= NEWEST_IR:
         raise UnsupportedError(f"IR version {model.ir_version}; versions {OLDEST_IR} to {NEWEST_IR} are read")
     opset_of(model)
@@ -276,7 +259,7 @@ FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOA
 """The types of elements that inputs may have."""
 
 WHOLE = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
-"""The types of elements that outputs may have beside them: a truth value is 0 or 1."""
+"""The other types of elements that outputs may have: a truth value is 0 or 1."""
 
 
 @dataclass(frozen=True)
@@ -354,7 +337,7 @@ def single(model: onnx.ModelProto, chosen: Chosen = EVERYTHING) -> tuple[tuple[s
     if len(inputs) == 1 and as_declared:
         return (), []
     left = [declared.name for declared in graph.output if not chosen.outputs and declared.name not in outputs]
-    instead = {True: "is a map, of which the numbers are taken", False: "has no floating-point numbers and is left out"}
+    instead = {True: "is a map, whose numbers are taken", False: "has no floating-point numbers and is left out"}
     names, needed, kept = (*(declared.name for declared in inputs), *outputs), set(outputs), list[onnx.NodeProto]()
     for node in reversed(graph.node):
         if needed.intersection(node.output):

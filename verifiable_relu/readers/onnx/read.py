@@ -19,11 +19,11 @@ import onnx
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.ir.network import Network, Shape, Source
-from verifiable_relu.readers.builder import Builder, Value
+from verifiable_relu.readers.builder import OpBuilder, Value
 from verifiable_relu.readers.derived import Derived, rounded
 from verifiable_relu.readers.onnx import whole, windows  # noqa: F401 -- importing these fills the table of converters
-from verifiable_relu.readers.onnx.call import CONVERTERS, Call, Result, converter_of, operator_of
-from verifiable_relu.readers.onnx.constants import attributes_of, folded
+from verifiable_relu.readers.onnx.call import CONVERTERS, NodeCall, Result, converter_of, operator_of
+from verifiable_relu.readers.onnx.constants import Constant, attributes_of, folded
 from verifiable_relu.readers.onnx.model import Chosen, array, declared_inputs, input_shape, load_model, opset_of, single
 from verifiable_relu.readers.onnx.reductions import LEARNED
 from verifiable_relu.readers.simplify import finished, simplified
@@ -106,7 +106,7 @@ class Reading:
             self.tensors[initializer.name] = array(initializer, f"initializer '{initializer.name}'")
         (declared,) = declared_inputs(self.model)
         self.input_shape, self.batched = input_shape(declared)
-        self.build = Builder(self.input_shape, declared.name)
+        self.build = OpBuilder(self.input_shape, declared.name)
         self.tensors[declared.name] = Value(0, (1,) * self.batched + self.input_shape)
         self.opset = opset_of(self.model)
         self._makers = {name: node for node in graph.node for name in node.output}
@@ -181,12 +181,18 @@ class Reading:
         found: tuple[Any, ...] = tuple(self.tensors[name] if name else None for name in node.input)
         if node.op_type == "Constant":
             return _written(attributes_of(node), f"node '{self.build.name}' (Constant)")
-        if node.op_type in ("Shape", "Size") and found:
-            if isinstance(found[0], whole.ValueTable):
-                return whole.computed(found[:1], lambda case: [_shape(node, case[0])])
-            return _shape(node, found[0])
+        if node.op_type in ("Shape", "Size") and found and found[0] is not None:
+
+            def counted(case: Sequence[Any]) -> Sequence[Constant]:
+                return folded(node, [np.broadcast_to(np.float32(0), case[0].shape)], self.opset)
+
+            return (
+                whole.computed(found[:1], counted) if isinstance(found[0], whole.ValueTable) else list(counted(found))
+            )
         if node.op_type == "CastLike" and len(found) == 2:
-            node, found = self._as_cast(node, found[1]), found[:1]
+            if not (kind := self.types.get(node.output[0])):
+                raise UnsupportedError("of an unknown type")
+            node, found = onnx.helper.make_node("Cast", node.input[:1], node.output, to=kind), found[:1]
         given = list(found)
         for place in whole.INDEXED.get(node.op_type, ())[: max(0, len(found) - 1)]:
             given[place] = self._table(node, place, found)
@@ -194,8 +200,8 @@ class Reading:
             return self._chosen(node, given)
         return self._made(node, found)
 
-    def _call(self, node: onnx.NodeProto, inputs: tuple[Result | None, ...], version: int = 1) -> Call:
-        return Call(self.build, node.op_type, version, inputs, attributes_of(node), node, self.opset)
+    def _call(self, node: onnx.NodeProto, inputs: tuple[Result | None, ...], version: int = 1) -> NodeCall:
+        return NodeCall(self.build, node.op_type, version, inputs, attributes_of(node), node, self.opset)
 
     def _made(self, node: onnx.NodeProto, found: Sequence[Any]) -> Named | Sequence[Named | None]:
         """Return what a node makes of its inputs, none of them a table."""
@@ -226,14 +232,6 @@ class Reading:
         """The element types of the file's tensors, as the standard infers them, by name."""
         graph = onnx.shape_inference.infer_shapes(self.model).graph
         return {info.name: info.type.tensor_type.elem_type for info in (*graph.input, *graph.value_info, *graph.output)}
-
-    def _as_cast(self, node: onnx.NodeProto, like: Named | None) -> onnx.NodeProto:
-        kind = self.types.get(node.input[1])
-        if isinstance(like, np.ndarray):
-            kind = onnx.helper.np_dtype_to_tensor_dtype(like.dtype)
-        if not kind:
-            raise UnsupportedError("of an unknown type")
-        return onnx.helper.make_node("Cast", node.input[:1], node.output, to=kind)
 
     def _places(self, name: str, chosen: dict[int, int]) -> np.ndarray | None:
         """Return whole numbers that may say where something is, each a computed one plus a constant; None for others.
@@ -272,15 +270,6 @@ class Reading:
         if any(isinstance(given[p], whole.ValueTable) for p in whole.INDEXED.get(node.op_type, ()) if p < len(given)):
             return whole.choice_sum(call, given, lambda case: cast(Sequence[Result], self._made(node, case))[0])
         return self._made(node, [whole.selected(call, v) if isinstance(v, whole.ValueTable) else v for v in given])
-
-
-def _shape(node: onnx.NodeProto, of: Result | Derived | None) -> np.ndarray:
-    """Return what a Shape or a Size makes of a tensor, with a batch of 1."""
-    if of is None:
-        raise InputError("its input is missing")
-    given = attributes_of(node)
-    shape = np.array(of.shape[given.get("start", 0) : given.get("end")], np.int64)
-    return shape if node.op_type == "Shape" else np.asarray(shape.prod(dtype=np.int64))
 
 
 def _written(attributes: dict[str, Any], place: str) -> np.ndarray:

@@ -25,9 +25,9 @@ from torch import Tensor
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.ir.linear import Diagonal
 from verifiable_relu.ir.network import Affine
-from verifiable_relu.readers.builder import MOST_TERMS, Builder, Value, places, require_few, tensor
+from verifiable_relu.readers.builder import MOST_TERMS, OpBuilder, Value, places, require_few, tensor
 from verifiable_relu.readers.derived import deviations, quotient, scaled, share
-from verifiable_relu.readers.onnx.call import Call, Result, axis_of, converts, float32
+from verifiable_relu.readers.onnx.call import NodeCall, Result, axis_of, converts
 from verifiable_relu.readers.onnx.elementwise import added, clipped
 from verifiable_relu.rounding import above
 
@@ -41,7 +41,7 @@ MAX_ROW = 1 << 12
 
 
 @converts("Gemm", 7, 9, 11, 13)
-def _gemm(call: Call) -> Value:
+def _gemm(call: NodeCall) -> Value:
     named = zip(call.inputs, ("transA", "transB"), strict=False)
     left, right = (_swapped(call, given) if call.get(name, 0) else given for given, name in named)
     alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
@@ -59,7 +59,7 @@ def _gemm(call: Call) -> Value:
 converts("MatMul", 1, 9, 13)(lambda call: _product(call, call.inputs[0], call.inputs[1]))
 
 
-def _swapped(call: Call, x: Any) -> Any:
+def _swapped(call: NodeCall, x: Any) -> Any:
     """Return a tensor with its last two axes swapped."""
     if not isinstance(x, Value):
         return np.swapaxes(x, -1, -2)
@@ -68,14 +68,14 @@ def _swapped(call: Call, x: Any) -> Any:
 
 
 def _product(
-    call: Call,
+    call: NodeCall,
     left: Result | None,
     right: Result | None,
     alpha: float = 1.0,
     bias: Tensor | None = None,
     bias_error: float = 0.0,
 ) -> Value:
-    """Return alpha times the matrix product of two operands of which one is computed at least.
+    """Return alpha times the matrix product of two operands, at least one of them computed.
 
     Alpha, a float32 number, is 1 where a constant has more axes than a matrix. The bias, of a relative error, is added
     to each row, where the right operand is a constant matrix.
@@ -100,7 +100,7 @@ def _product(
 
 
 @converts("Einsum", 12, 28)
-def _einsum(call: Call) -> Value:
+def _einsum(call: NodeCall) -> Value:
     """Read a contraction of one or two tensors: a sum of products over the labels that the result has not."""
     equation, given = (
         call.get("equation", b"").decode().replace(" ", ""),
@@ -131,9 +131,9 @@ def _einsum(call: Call) -> Value:
 
 
 @converts("CumSum", 11, 14)
-def _cumulative_sum(call: Call) -> Value:
+def _cumulative_sum(call: NodeCall) -> Value:
     x = call.value()
-    rows = Rows(call.build, x, [axis_of(int(call.constant(1).reshape(())), len(x.shape))])
+    rows = RowMatrix(call.build, x, [axis_of(int(call.constant(1).reshape(())), len(x.shape))])
     if rows.length > MOST_TERMS**0.5:
         raise InputError(f"sums up {rows.length} values")
     weight = torch.ones(rows.length, rows.length).tril(-1 if call.get("exclusive", 0) else 0)
@@ -143,10 +143,10 @@ def _cumulative_sum(call: Call) -> Value:
 # Rows
 
 
-class Rows:
+class RowMatrix:
     """A matrix ``values``, (count, length), whose rows are the numbers of x that are taken together."""
 
-    def __init__(self, build: Builder, x: Value, axes: Sequence[int]) -> None:
+    def __init__(self, build: OpBuilder, x: Value, axes: Sequence[int]) -> None:
         self._build, self._shape = build, x.shape
         self._order = [*(axis for axis in range(len(x.shape)) if axis not in axes), *axes]
         self.length = math.prod(x.shape[axis] for axis in axes)
@@ -169,20 +169,20 @@ class Rows:
 
 # Reductions: from rows to one number for each
 
-Join = Callable[[Builder, Rows], Value]
+Join = Callable[[OpBuilder, RowMatrix], Value]
 
 
-def _mean(build: Builder, rows: Rows) -> Value:
+def _mean(build: OpBuilder, rows: RowMatrix) -> Value:
     return build.added_up(rows.values, *share(rows.length))
 
 
-def _largest(build: Builder, rows: Rows) -> Value:
+def _largest(build: OpBuilder, rows: RowMatrix) -> Value:
     if not rows.values.size:
         raise UnsupportedError("the extreme of no values")
     return build.maximum(rows.values, np.arange(rows.values.size).reshape(rows.values.shape).T, (rows.count,))
 
 
-def _multiplied(build: Builder, rows: Rows) -> Value:
+def _multiplied(build: OpBuilder, rows: RowMatrix) -> Value:
     columns = np.arange(rows.values.size).reshape(rows.values.shape).T
     factors = [build.moved(rows.values, column) for column in columns]
     while len(factors) > 1:
@@ -191,7 +191,7 @@ def _multiplied(build: Builder, rows: Rows) -> Value:
     return factors[0]
 
 
-def _reduced(call: Call, join: Join, before: str, after: str) -> Value:
+def _reduced(call: NodeCall, join: Join, before: str, after: str) -> Value:
     """Return what becomes of x along the axes that an attribute or an input names; along all if none is named.
 
     A function of one variable is applied before the numbers are joined, and one after.
@@ -206,17 +206,17 @@ def _reduced(call: Call, join: Join, before: str, after: str) -> Value:
     x = _applied(build, x, before)
     if axes:
         shape = [1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes]
-        x = join(build, Rows(build, x, axes)).reshaped(shape)
+        x = join(build, RowMatrix(build, x, axes)).reshaped(shape)
     return _applied(build, x, after)
 
 
-def _applied(build: Builder, x: Value, kind: str) -> Value:
+def _applied(build: OpBuilder, x: Value, kind: str) -> Value:
     if kind == "Neg":
         return build.scale(x, -1.0)
     return build.size_of(x) if kind == "Abs" else build.function(x, kind) if kind else x
 
 
-def _total(build: Builder, rows: Rows) -> Value:
+def _total(build: OpBuilder, rows: RowMatrix) -> Value:
     return build.added_up(rows.values)
 
 
@@ -239,7 +239,7 @@ for _operator, _versions, _group, _join, _before, _after in (
 # Softmax
 
 
-def _differences(build: Builder, rows: Rows) -> Value:
+def _differences(build: OpBuilder, rows: RowMatrix) -> Value:
     """Return x_j − x_i, (count, length, length), j being the last axis."""
     each = np.arange(rows.count * rows.length).reshape(rows.count, rows.length)
     pairs = np.stack(np.broadcast_arrays(each[:, None, :], each[:, :, None]), -1).reshape(-1, 2)
@@ -247,7 +247,7 @@ def _differences(build: Builder, rows: Rows) -> Value:
     return build.sparse(rows.values, pairs, weight, (rows.count, rows.length, rows.length))
 
 
-def _masked(build: Builder, x: Value) -> tuple[Value, np.ndarray | None]:
+def _masked(build: OpBuilder, x: Value) -> tuple[Value, np.ndarray | None]:
     """Return x with 0 in the place of the numbers to which −inf was added, and where these are; None for nowhere."""
     op = build.ops[x.op]
     if not (isinstance(op, Affine) and isinstance(op.map, Diagonal)) or op.bias is None:
@@ -262,12 +262,12 @@ def _masked(build: Builder, x: Value) -> tuple[Value, np.ndarray | None]:
     return Value(kept.op, x.shape, x.index), hidden[x.numbers]
 
 
-def _softmax(call: Call, logarithm: bool) -> Value:
+def _softmax(call: NodeCall, logarithm: bool) -> Value:
     build, there = call.build, None
     x, gone = _masked(build, call.value())
     axis, rank = axis_of(call.get("axis", -1 if call.version >= 13 else 1), len(x.shape)), len(x.shape)
     # Older versions read the shape as a matrix, whose rows lie along the axis and all after it.
-    rows = Rows(build, x, range(axis, axis + 1 if call.version >= 13 else rank))
+    rows = RowMatrix(build, x, range(axis, axis + 1 if call.version >= 13 else rank))
     if gone is not None:
         # 0 where −inf was added, else 1.
         there = torch.from_numpy(1.0 - rows.along(gone).astype(np.float32))
@@ -296,7 +296,7 @@ def _softmax(call: Call, logarithm: bool) -> Value:
         return rows.back(build.sum(shifted, rows.repeated(build.scale(build.function(total, "Log"), -1.0))))
     found = build.product(powers, rows.repeated(build.function(total, "Reciprocal")))
     # Bounds of products do not know it.
-    return rows.back(clipped(call, found, float32(0.0), float32(1.0)))
+    return rows.back(clipped(call, found, 0.0, 1.0))
 
 
 converts("Softmax", 1, 11, 13, group="smooth")(functools.partial(_softmax, logarithm=False))
@@ -306,13 +306,13 @@ converts("LogSoftmax", 1, 11, 13, group="smooth")(functools.partial(_softmax, lo
 # Normalisations
 
 
-def _normalised(call: Call, x: Value, axes: Sequence[int], centred: bool = True) -> Value:
+def _normalised(call: NodeCall, x: Value, axes: Sequence[int], centred: bool = True) -> Value:
     """Return x, perhaps without its mean, divided by the root of ε + the mean of its squares along some axes."""
     # An attribute is a float32 number, its default too.
     epsilon = call.get("epsilon", 1e-5)
     if not epsilon >= 0:
         raise UnsupportedError(f"its attribute epsilon = {epsilon}")
-    build, rows = call.build, Rows(call.build, x, axes)
+    build, rows = call.build, RowMatrix(call.build, x, axes)
     values, (number, error) = rows.values, share(rows.length)
     if centred:
         # One matrix, so that intervals know what x and its mean have in common.
@@ -326,10 +326,10 @@ def _normalised(call: Call, x: Value, axes: Sequence[int], centred: bool = True)
     found = build.product(values, rows.repeated(root))
     # d_i² is at most n times the mean of all squares, and n − 1 times where the numbers add up to 0.
     most = float(above(np.float32(math.sqrt(rows.length - centred))))
-    return rows.back(clipped(call, found, float32(-most), float32(most)))
+    return rows.back(clipped(call, found, -most, most))
 
 
-def _along_last(call: Call, centred: bool) -> Value:
+def _along_last(call: NodeCall, centred: bool) -> Value:
     rank = len(call.value().shape)
     found = _normalised(call, call.value(), range(axis_of(call.get("axis", -1), rank), rank), centred)
     scale, shift = (None if (v := call.optional(i)) is None else tensor(v) for i in (1, 2))
@@ -340,13 +340,13 @@ converts("LayerNormalization", 17, group="products")(functools.partial(_along_la
 converts("RMSNormalization", 23, group="products")(functools.partial(_along_last, centred=False))
 
 
-def _by_channel(call: Call, *positions: int) -> list[torch.Tensor]:
+def _by_channel(call: NodeCall, *positions: int) -> list[torch.Tensor]:
     """Return inputs that hold one number for each channel of the first, in a shape that broadcasts against it."""
     return [tensor(call.constant(i)).reshape(-1, *(1,) * (len(call.value().shape) - 2)) for i in positions]
 
 
 @converts("BatchNormalization", 7, 9, 14, 15)
-def _batch_normalization(call: Call) -> Value:
+def _batch_normalization(call: NodeCall) -> Value:
     call.refuse(training_mode=0, spatial=1)
     gamma, beta, mean, variance = _by_channel(call, 1, 2, 3, 4)
     scale, error = deviations(gamma, variance, call.get("epsilon", float(np.float32(1e-5))))
@@ -355,7 +355,7 @@ def _batch_normalization(call: Call) -> Value:
 
 @converts("GroupNormalization", 21, group="products")
 @converts("InstanceNormalization", 1, 6, 22, group="products")
-def _group_normalisation(call: Call) -> Value:
+def _group_normalisation(call: NodeCall) -> Value:
     x = call.value()
     batch, channels, *others = x.shape
     # A channel is a group of an instance normalisation.
@@ -374,11 +374,11 @@ LEARNED = "ai.onnx.ml"
 """The domain of their operators."""
 
 
-def _numbers(call: Call, attribute: str) -> Tensor:
+def _numbers(call: NodeCall, attribute: str) -> Tensor:
     return torch.tensor(call.get(attribute, ()), dtype=torch.float32)
 
 
-def _linear(call: Call, rows: int) -> Value:
+def _linear(call: NodeCall, rows: int) -> Value:
     weight, bias = _numbers(call, "coefficients"), _numbers(call, "intercepts")
     if rows < 1 or weight.numel() % rows or bias.numel() not in (0, rows):
         raise InputError(f"{weight.numel()} coefficients and {bias.numel()} intercepts for {rows} outputs")
@@ -386,18 +386,18 @@ def _linear(call: Call, rows: int) -> Value:
 
 
 @converts("Scaler", 1)
-def _scaler(call: Call) -> Value:
+def _scaler(call: NodeCall) -> Value:
     return call.build.scale(call.value(), _numbers(call, "scale"), center=_numbers(call, "offset"))
 
 
 @converts("LinearRegressor", 1)
-def _regressor(call: Call) -> Value:
+def _regressor(call: NodeCall) -> Value:
     call.refuse(post_transform=b"NONE")
     return _linear(call, call.get("targets", 1))
 
 
 @converts("LinearClassifier", 1)
-def _classifier(call: Call) -> list[Result | None]:
+def _classifier(call: NodeCall) -> list[Result | None]:
     classes = len(call.get("classlabels_ints", ()) or call.get("classlabels_strings", ()))
     rows = _numbers(call, "intercepts").numel() or classes
     if rows != classes:
@@ -408,7 +408,7 @@ def _classifier(call: Call) -> list[Result | None]:
 
 
 @converts("Normalizer", 1, group="products")
-def _normalizer(call: Call) -> Value:
+def _normalizer(call: NodeCall) -> Value:
     norm = call.choice("norm", b"MAX", {b"L1": "ReduceL1", b"L2": "ReduceL2"})
     size = call.as_operator(norm, 13, [call.value()], {"axes": (-1,), "keepdims": 1})
     return call.as_operator("Div", 14, [call.value(), size], {})

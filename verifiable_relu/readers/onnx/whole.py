@@ -32,9 +32,9 @@ from torch import Tensor
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.ir.linear import Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise
-from verifiable_relu.readers.builder import Builder, Value, places, require_few, tensor
+from verifiable_relu.readers.builder import OpBuilder, Value, places, require_few, tensor
 from verifiable_relu.readers.derived import exact_product, exact_sum
-from verifiable_relu.readers.onnx.call import RUNTIME, Call, Result, axis_of, converts
+from verifiable_relu.readers.onnx.call import RUNTIME, NodeCall, Result, axis_of, converts
 from verifiable_relu.readers.onnx.constants import MOVING, Constant, along, limits
 from verifiable_relu.readers.onnx.elementwise import (
     FLOATS,
@@ -49,7 +49,7 @@ from verifiable_relu.readers.onnx.elementwise import (
 )
 
 MOST_CANDIDATES = 64
-"""Among so many numbers the place of the largest is looked for: each is compared with each."""
+"""Most numbers in an ArgMax or ArgMin: each is compared with each."""
 
 _DECIDES = {"And", "ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or", "Xor"}
 _WRAPS = {"Abs", "Add", "Gemm", "MatMul", "Mul", "Neg", "ReduceSum", "Sub", "Sum"}
@@ -74,7 +74,7 @@ def note_whole(node: onnx.NodeProto, inputs: Sequence[Result | None], whole: set
     """Note if a node's result is of whole numbers or truth values.
 
     To ``whole``, the names of computed tensors of such numbers, the node's are added, and to ``short`` those of few
-    bits, sums of which wrap around.
+    bits, whose sums wrap around.
 
     Raises:
         UnsupportedError: for an operator that may mean something else of such numbers, such as a division, or leave
@@ -108,7 +108,7 @@ def note_whole(node: onnx.NodeProto, inputs: Sequence[Result | None], whole: set
 # Operators that give or take places
 
 
-def _origin(build: Builder, x: Value) -> Value:
+def _origin(build: OpBuilder, x: Value) -> Value:
     """Return elements of an earlier op that compare with each other as those of x do.
 
     They are the same numbers in other places, or an increasing function makes those of x of them.
@@ -125,7 +125,7 @@ def _origin(build: Builder, x: Value) -> Value:
     return x
 
 
-def _extreme_place(call: Call, sign: int) -> Result:
+def _extreme_place(call: NodeCall, sign: int) -> Result:
     """Read the place of the largest (``sign`` 1) or smallest number along an axis: the first or the last of several.
 
     It is the sum over places k of k·max(1 − how many beat the number there, 0). Of two numbers exactly one beats the
@@ -162,7 +162,7 @@ converts("ArgMin", 1, 11, 12, 13, group="steps")(functools.partial(_extreme_plac
 
 
 @converts("OneHot", 9, 11, group="steps")
-def _one_hot(call: Call) -> Value:
+def _one_hot(call: NodeCall) -> Value:
     x, depth = stepped(call, "Truncate"), int(call.constant(1).item())
     off, on = call.constant(2)
     axis = axis_of(call.get("axis", -1), len(x.shape) + 1)
@@ -196,7 +196,7 @@ class ValueTable:
     which: np.ndarray
 
     @staticmethod
-    def of_input(call: Call, inputs: Sequence[Any], offset: np.ndarray, parts: dict[int, np.ndarray]) -> ValueTable:
+    def of_input(call: NodeCall, inputs: Sequence[Any], offset: np.ndarray, parts: dict[int, np.ndarray]) -> ValueTable:
         """Return numbers that say where in the first of a node's inputs.
 
         They are an ``offset``, to which each op of one element adds its number at some places: ``parts`` are 1 there.
@@ -276,7 +276,7 @@ def computed(
     return made
 
 
-def selected(call: Call, table: ValueTable) -> Value:
+def selected(call: NodeCall, table: ValueTable) -> Value:
     """Return a table as a computed tensor: its most frequent array, and the difference for every other choice made.
 
     Where float64 rounds a difference, it is the sum over all choices of what it is, if that is made.
@@ -307,7 +307,7 @@ def selected(call: Call, table: ValueTable) -> Value:
     return call.build.sparse(total, place, weight, shape, base)
 
 
-def _hits(call: Call, key: int, low: int, high: int, same: np.ndarray, count: int) -> Value:
+def _hits(call: NodeCall, key: int, low: int, high: int, same: np.ndarray, count: int) -> Value:
     """Return for each of some sets whether it has a computed whole number, (count,).
 
     The numbers from ``low`` to ``high``, whose ends count for what is beyond, are in the sets ``same``, (range,).
@@ -327,7 +327,7 @@ def _nonzero(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return place, np.take_along_axis(matrix, place, 1)
 
 
-def choice_sum(call: Call, inputs: Sequence[Any], convert: Callable[[list[Any]], Result]) -> Value:
+def choice_sum(call: NodeCall, inputs: Sequence[Any], convert: Callable[[list[Any]], Result]) -> Value:
     """Return the sum, over what some inputs can be, of what a node makes of these times whether they are that."""
     keys, cases, which = _choices(inputs)
     hit = selected(call, ValueTable(keys, list(np.eye(len(cases), dtype=np.float32)), which))
@@ -346,19 +346,19 @@ _PRECISE = {0: None, onnx.TensorProto.FLOAT: None}
 
 @converts("QuantizeLinear", 10, 13, 19, *SINCE_21, 28, group="steps")
 @converts(f"{RUNTIME}.QuantizeLinear", 1, group="steps")
-def _quantize(call: Call) -> Value:
+def _quantize(call: NodeCall) -> Value:
     call.choice("precision", 0, _PRECISE)
     return _quantised(call, call.value(), 1)
 
 
 @converts("DequantizeLinear", 10, 13, 19, *SINCE_21, 28)
 @converts(f"{RUNTIME}.DequantizeLinear", 1)
-def _dequantize(call: Call) -> Result:
+def _dequantize(call: NodeCall) -> Result:
     call.choice("output_dtype", 0, _PRECISE)
     return _dequantised(call, call.value(), call.constant(1), call.optional(2))
 
 
-def _quantised(call: Call, x: Value, start: int) -> Value:
+def _quantised(call: NodeCall, x: Value, start: int) -> Value:
     """Return the whole numbers that stand for x, by the scale and the zero point that are inputs from ``start`` on."""
     build, scale, zero = call.build, along(call.constant(start), x.shape, call.attributes), call.optional(start + 1)
     kind = call.get("output_dtype", 0) or onnx.TensorProto.UINT8
@@ -371,7 +371,7 @@ def _quantised(call: Call, x: Value, start: int) -> Value:
     return build.scale(within, -1.0, shift=float(high))
 
 
-def _dequantised(call: Call, x: Result, scale: np.ndarray, zero: np.ndarray | None) -> Result:
+def _dequantised(call: NodeCall, x: Result, scale: np.ndarray, zero: np.ndarray | None) -> Result:
     """Return the numbers for which whole ones stand; scale and zero point are of one number, or of an axis."""
     scale = along(scale, x.shape, call.attributes)
     zero = None if zero is None else along(zero, x.shape, call.attributes)
@@ -389,7 +389,7 @@ def _dequantised(call: Call, x: Result, scale: np.ndarray, zero: np.ndarray | No
     return build.scale(build.scale(x, center=center), factor)
 
 
-def _centred(call: Call, x: Result | None, zero: np.ndarray | None) -> Result:
+def _centred(call: NodeCall, x: Result | None, zero: np.ndarray | None) -> Result:
     """Return whole numbers less their zero point, which broadcasts against them."""
     if x is None:
         raise UnsupportedError("an operand is missing")
@@ -424,7 +424,7 @@ def _parameters(numbers: np.ndarray | None, behind: int) -> np.ndarray:
     return found[..., *(None,) * behind] if found.ndim == 1 else found
 
 
-def _integer(call: Call, operator: str, second: int, bias: int | None = None, start: int = 9) -> Value:
+def _integer(call: NodeCall, operator: str, second: int, bias: int | None = None, start: int = 9) -> Value:
     """Read a product of whole numbers, whose result may be rescaled and quantised.
 
     Args:
@@ -464,7 +464,7 @@ converts("QLinearMatMul", 10, 21, group="steps")(lambda call: _integer(call, "Ma
 converts(f"{RUNTIME}.QGemm", 1, group="steps")(lambda call: _integer(call, "Gemm", 3, 6, 7))
 
 
-def _requantised(call: Call, operator: str, version: int, triples: tuple[int, int | None, int]) -> Value:
+def _requantised(call: NodeCall, operator: str, version: int, triples: tuple[int, int | None, int]) -> Value:
     """Read an operator of the standard on the numbers for which whole ones stand, and quantise its result.
 
     Its operands are triples of numbers, scale and zero point; ``triples`` are the first of these inputs, the one behind

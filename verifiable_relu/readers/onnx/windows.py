@@ -20,7 +20,7 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.ir.network import Shape
 from verifiable_relu.readers.builder import Value, places, require_few, tensor
 from verifiable_relu.readers.derived import Derived, both, quotient, rounded, share
-from verifiable_relu.readers.onnx.call import Call, axis_of, converts
+from verifiable_relu.readers.onnx.call import NodeCall, axis_of, converts
 from verifiable_relu.rounding import LEAST_WEIGHT, UNIT
 
 
@@ -67,7 +67,7 @@ class Windows:
         return seen[*firsts, *(slice(None, None, gap) for gap in self.dilations)].reshape(math.prod(self.outputs), -1)
 
 
-def _windows(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
+def _windows(call: NodeCall, sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
     strides, dilations, reach = _steps(call, kernel, len(sizes))
     begins, ends = _padding(call, sizes, reach, strides)
     outputs = []
@@ -84,7 +84,7 @@ def _windows(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Windows
     return Windows(tuple(sizes), tuple(kernel), reach, strides, dilations, begins, ends, tuple(outputs))
 
 
-def _steps(call: Call, kernel: Sequence[int], dims: int) -> tuple[tuple[int, ...], ...]:
+def _steps(call: NodeCall, kernel: Sequence[int], dims: int) -> tuple[tuple[int, ...], ...]:
     """Return a window's strides, its dilations, and how many cells it spans."""
     strides, dilations = (_numbers(call, name, (1,) * dims, 1) for name in ("strides", "dilations"))
     if len(kernel) != dims or min(kernel) < 1:
@@ -92,7 +92,7 @@ def _steps(call: Call, kernel: Sequence[int], dims: int) -> tuple[tuple[int, ...
     return strides, dilations, tuple(d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True))
 
 
-def _numbers(call: Call, attribute: str, default: Sequence[int], least: int) -> tuple[int, ...]:
+def _numbers(call: NodeCall, attribute: str, default: Sequence[int], least: int) -> tuple[int, ...]:
     """Return an attribute of as many whole numbers as its default has, none below ``least``."""
     sizes = tuple(int(size) for size in call.get(attribute, default))
     if len(sizes) != len(default) or min(sizes) < least:
@@ -110,12 +110,12 @@ def _halves(totals: Sequence[int], more_first: bool) -> Pads:
     return (more, less) if more_first else (less, more)
 
 
-def _padding(call: Call, sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int]) -> Pads:
+def _padding(call: NodeCall, sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int]) -> Pads:
     dims = len(sizes)
     pads = _numbers(call, "pads", (0,) * 2 * dims, 0)
     mode = call.choice("auto_pad", b"NOTSET", {m: m for m in (b"NOTSET", b"VALID", b"SAME_UPPER", b"SAME_LOWER")})
     if mode != b"NOTSET" and any(pads):
-        raise InputError(f"its attribute pads = {list(pads)} beside auto_pad = {mode.decode()}")
+        raise InputError(f"its attribute pads = {list(pads)} together with auto_pad = {mode.decode()}")
     if mode in (b"NOTSET", b"VALID"):
         return pads[:dims], pads[dims:]
     grid = zip(sizes, reach, strides, strict=True)
@@ -126,7 +126,7 @@ def _padding(call: Call, sizes: Sequence[int], reach: Sequence[int], strides: Se
 # Convolutions
 
 
-def _kernel(call: Call) -> np.ndarray:
+def _kernel(call: NodeCall) -> np.ndarray:
     shape, weight = call.value().shape, call.constant(1)
     if len(shape) < 3 or weight.ndim != len(shape):
         raise InputError(f"a kernel of shape {weight.shape} does not fit inputs of shape {tuple(shape)}")
@@ -138,12 +138,12 @@ def _kernel(call: Call) -> np.ndarray:
 
 
 @converts("Conv", 1, 11, 22)
-def _conv(call: Call) -> Value:
+def _conv(call: NodeCall) -> Value:
     weight = _kernel(call)
     return _convolved(call, call.value(), weight, _windows(call, call.value().shape[2:], weight.shape[2:]))
 
 
-def _convolved(call: Call, x: Value, weight: np.ndarray, seen: Windows) -> Value:
+def _convolved(call: NodeCall, x: Value, weight: np.ndarray, seen: Windows) -> Value:
     """Return the convolution of x with a kernel (out, in / groups, …) of the windows' size, and the node's bias."""
     bias = None if (b := call.optional(2)) is None else tensor(b)
     groups, dims = call.get("group", 1), len(seen.sizes)
@@ -177,7 +177,7 @@ def _convolved(call: Call, x: Value, weight: np.ndarray, seen: Windows) -> Value
 
 
 @converts("ConvTranspose", 1, 11, 22)
-def _conv_transpose(call: Call) -> Value:
+def _conv_transpose(call: NodeCall) -> Value:
     """Read the convolution of x, with zeros between its elements and around them, with the mirrored kernel."""
     x, weight, groups = call.value(), _kernel(call), call.get("group", 1)
     sizes, kernel, dims = x.shape[2:], weight.shape[2:], len(x.shape) - 2
@@ -204,7 +204,7 @@ def _conv_transpose(call: Call) -> Value:
     return _convolved(call, call.build.moved(x, spread), mirrored, seen)
 
 
-def _transposed_padding(call: Call, sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int]) -> Pads:
+def _transposed_padding(call: NodeCall, sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int]) -> Pads:
     """Return how much of the full result is left out before and after; less than 0 adds zeros."""
     dims = len(sizes)
     further = _numbers(call, "output_padding", (0,) * dims, 0)
@@ -226,7 +226,7 @@ def _transposed_padding(call: Call, sizes: Sequence[int], reach: Sequence[int], 
 # Pooling
 
 
-def _pooled(call: Call) -> tuple[Value, Windows, np.ndarray]:
+def _pooled(call: NodeCall) -> tuple[Value, Windows, np.ndarray]:
     """Return the input of a pooling, (1, channels, …), the windows, and the first place of each of its images."""
     x = call.value()
     if len(x.shape) < 3:
@@ -238,7 +238,7 @@ def _pooled(call: Call) -> tuple[Value, Windows, np.ndarray]:
 
 @converts("AveragePool", 7, 10, 11, 19, 22)
 @converts("GlobalAveragePool", 1, 22)
-def _average_pool(call: Call) -> Value:
+def _average_pool(call: NodeCall) -> Value:
     x, seen, starts = _pooled(call)
     counted, pads = bool(call.get("count_include_pad", 0)), (*seen.begins, *seen.ends)
     whole = not call.get("ceil_mode", 0) and (counted or not any(pads))
@@ -259,7 +259,7 @@ def _average_pool(call: Call) -> Value:
 
 @converts("MaxPool", 1, 8, 10, 11, 12, 22, group="maxima")
 @converts("GlobalMaxPool", 1, 22, group="maxima")
-def _max_pool(call: Call) -> Value:
+def _max_pool(call: NodeCall) -> Value:
     x, seen, starts = _pooled(call)
     cells = seen.cells()
     if not (cells >= 0).any(1).all():
@@ -317,7 +317,7 @@ def _cubic(place: Fraction, a: Fraction) -> Terms:
 
 @converts("Upsample", 7, 9)
 @converts("Resize", 10, 11, 13, 18, 19)
-def _resize(call: Call) -> Value:
+def _resize(call: NodeCall) -> Value:
     call.refuse(antialias=0, keep_aspect_ratio_policy=b"stretch")
     x, old, mode = call.value(), call.version < 11, call.get("mode", b"nearest")
     place = call.choice("coordinate_transformation_mode", b"asymmetric" if old else b"half_pixel", PLACES)
@@ -372,7 +372,7 @@ def _resize(call: Call) -> Value:
     return call.build.sparse(x, index, weight, shape, error=error)
 
 
-def _factors(call: Call, shape: Shape, old: bool) -> list[Fraction]:
+def _factors(call: NodeCall, shape: Shape, old: bool) -> list[Fraction]:
     """Return the factors by which the axes of a shape grow, by scales or sizes of some of them."""
     axes = [axis_of(axis, len(shape)) for axis in call.get("axes", range(len(shape)))]
     if old:

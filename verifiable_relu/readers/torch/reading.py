@@ -1,4 +1,4 @@
-"""A network from a torch module: traced in evaluation mode, translated, and believed once it has been compared.
+"""A network from a torch module: traced in evaluation mode, translated, and compared with the module.
 
 A table has one row for each ATen operator that is understood. The batch is axis 0 of every computed tensor, alone or
 merged with the axis after it, as torch does for a product with a matrix; what would mix, move or count samples is
@@ -33,7 +33,7 @@ from verifiable_relu.ir.enclosure import find_difference, sample_points
 from verifiable_relu.ir.functions import TORCH, Smooth
 from verifiable_relu.ir.network import Elementwise, Network, Op, Shape, Source
 from verifiable_relu.readers import read_onnx
-from verifiable_relu.readers.builder import Builder, Value
+from verifiable_relu.readers.builder import OpBuilder, Value
 from verifiable_relu.readers.derived import deviations, share
 from verifiable_relu.readers.simplify import biased, finished, simplified
 from verifiable_relu.readers.torch.trace import Trace, TracedCall, exchanged, tensors, trace
@@ -216,7 +216,7 @@ class ModuleTranslator:
         self.trace, self.exact = trace, exact
         self.batch, *shape = trace.x.shape
         self.device = "cpu" if exact else trace.x.device
-        self.build = Builder(tuple(shape))
+        self.build = OpBuilder(tuple(shape))
         self.values = {id(trace.x): Value(0, tuple(shape))}
         self.factors: dict[int, tuple[Value, object]] = {}
 
@@ -295,14 +295,14 @@ class ModuleTranslator:
 Converter = Callable[[ModuleTranslator, TracedCall, Any], Value]
 """From a step and the arguments of ATen's schema, by their names there, ``self`` among them, to a value.
 
-Where a constant stands for a computed value, the ``Builder`` raises an AttributeError, which ``translated`` expects.
+Where a constant stands for a computed value, the ``OpBuilder`` raises an AttributeError, which ``translated`` expects.
 """
 
 
 def _linear(t: ModuleTranslator, step: TracedCall, x: Any, a: Any, bias: Any = None) -> Value:
     """Return x·a.mat2 + bias."""
     if isinstance(a.mat2, Value) or a.mat2.ndim != 2 or {getattr(a, name, 1) for name in ("alpha", "beta")} != {1}:
-        raise UnsupportedError("multiplies by what is no constant matrix, or by a number, too")
+        raise UnsupportedError("a product with another operand than a constant matrix, or scaled by a number")
     return t.build.dense(x, a.mat2.T, None if bias is None else t.constant(step, bias))
 
 

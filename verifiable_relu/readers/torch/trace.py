@@ -90,7 +90,7 @@ class TracedCall:
 
     @property
     def rounds(self) -> bool:
-        """Whether numbers that it made of constants may be rounded."""
+        """True if numbers that it made of constants may be rounded."""
         given, results, a = self.given, tensors(self.made), self.arguments
         if not all(any(t.is_floating_point() for t in part) for part in (given, results)):
             return False
