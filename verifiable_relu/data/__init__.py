@@ -1,4 +1,4 @@
-"""Public data sets, read from their official files as arrays in [0, 1].
+"""Public data sets, read from their official files, and a user's own arrays: images in [0, 1] and labels.
 
 The environment variable ``VERIFIABLE_RELU_DATA`` names a folder with a folder for each data set, of the data set's
 name. Without the variable, or if the data set has no folder there, the files are downloaded once into the user's cache
@@ -8,7 +8,7 @@ folder and verified by checksum. The module does not import numpy, so that ``--h
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,12 +17,14 @@ from verifiable_relu.errors import InputError, missing
 if TYPE_CHECKING:
     import numpy as np
 
+    from verifiable_relu.data.readers import Samples
+
 Split = Literal["train", "test"]
 
 VARIABLE = "VERIFIABLE_RELU_DATA"
 
 VALIDATION = ":validation"
-"""What follows the name of a data set, or of a file, of which training images stand for the test images."""
+"""The suffix of a data set's name or a file's path whose training images stand for the test images, too."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Dataset:
     The normalisation is kept as numbers rather than applied, so that it can become part of a network.
 
     Attributes:
-        name: the name given to ``load``.
+        name: the name given to ``load``, or that of the file.
         images: float32 (n, channels, height, width) in [0, 1]; (n, features, 1, 1) for a table.
         labels: int64 (n,).
         mean, std: of each channel of the training images; 0 and 1 for a channel that needs no normalisation.
@@ -122,26 +124,103 @@ class Dataset:
         return len(self.labels)
 
 
-def load(name: str, split: Split) -> Dataset:
-    """Read the ``train`` or ``test`` split of a data set in ``DATASETS``, in the official order of its samples.
+def load(source: str, split: Split) -> Dataset:
+    """Read a split of a data set in ``DATASETS``, in the official order of its samples, or of an ``.npz`` file.
 
-    Raises an InputError if the name or the split is unknown, if a file is missing or damaged, which the error names,
-    and for data that need scikit-learn (``digits``) or, to be downloaded, pooch.
+    The images of a file (``readers.npz``) keep their shape and type, and no normalisation is known of them. Raises an
+    InputError if the name or the split is unknown, if a file is missing or damaged, which the error names, and for data
+    that need scikit-learn (``digits``) or, to be downloaded, pooch.
     """
-    if name not in DATASETS:
-        raise InputError(f"no data set '{name}'; there are {', '.join(DATASETS)}")
     if split not in ("train", "test"):
         raise InputError(f"no split '{split}'; there are train and test")
+    from verifiable_relu.data import readers
+
+    if source.endswith(".npz"):
+        held = readers.npz(Path(source))
+        if len(held) < 2 and split == "test":
+            raise InputError("there is no array 'test_images'", path=source)
+        return _dataset(Path(source).stem, held[split == "test"])
+    if source not in DATASETS:
+        raise InputError(f"no data set '{source}'; there are {', '.join(DATASETS)}")
+    entry = DATASETS[source]
+    samples: readers.Samples = getattr(readers, entry.reader)(_folder(source, entry), split)
+    moments = samples.moments or (entry.mean, entry.std)
+    return _dataset(source, replace(samples, images=samples.images.astype("float32"), moments=moments))
+
+
+def _dataset(name: str, samples: Samples) -> Dataset:
+    import numpy as np
+
+    exact = np.ones(len(samples.labels), bool) if samples.exact is None else samples.exact
+    mean, std = samples.moments or ((), ())
+    return Dataset(name, samples.images, samples.labels.astype(np.int64), mean, std, exact, samples.note)
+
+
+_EVERY = 10  # Where there are no test images, one image in this number is one
+_MOST_CLASSES = 100_000  # The most of a file; the network has an output for each number up to the largest label
+
+
+def training_and_test(source: str) -> tuple[Dataset, Dataset]:
+    """Return the images to train on and those to test on, (n, channels, height, width) each.
+
+    ``source`` is that of ``load``. Images of a file may have one to three axes; without test images, every tenth image
+    is kept for the test. With ``VALIDATION`` at the end of the source, every tenth training image stands for the test
+    images. Raises an InputError if it cannot be read, or its arrays do not fit together.
+    """
+    plain = source.removesuffix(VALIDATION)
+    if is_own := plain.endswith(".npz"):
+        training, test = _own_splits(plain)
+    else:
+        training = load(plain, "train")
+    if plain != source:
+        return _hold_out(training, plain, "validation", "training image stands for the test images")
+    return training, test if is_own else load(plain, "test")
+
+
+def _own_splits(path: str) -> tuple[Dataset, Dataset]:
+    """Return the training and the test images of a file, which fit together, with their moments."""
     import numpy as np
 
     from verifiable_relu.data import readers
 
-    entry = DATASETS[name]
-    samples: readers.Samples = getattr(readers, entry.reader)(_folder(name, entry), split)
-    mean, std = samples.moments or (entry.mean, entry.std)
-    exact = np.ones(len(samples.labels), bool) if samples.exact is None else samples.exact
-    images, labels = samples.images.astype(np.float32), samples.labels.astype(np.int64)
-    return Dataset(name, images, labels, mean, std, exact, samples.note)
+    training, *tests = (_dataset(Path(path).stem, samples) for samples in readers.npz(Path(path)))
+    if training.classes > _MOST_CLASSES:
+        index = training.labels.argmax()
+        said = f"the label is {training.labels[index]}, where classes from 0 to {_MOST_CLASSES - 1:,} are expected"
+        raise InputError(said, path=path, place=f"image {index}")
+    training, test = (training, *tests) if tests else _hold_out(training, path, "test", "image is a test image")
+    shape = training.images.shape[1:]
+    for is_bad, said in (
+        (test.images.shape[1:] != shape, f"images of shape {shape}, but test images of {test.images.shape[1:]}"),
+        (test.classes > training.classes, f"the test label {test.labels.max()} is beyond all labels"),
+        (training.classes < 2, "there is one class only"),
+        (len(shape) > 3, f"images of shape {shape} have more than three axes"),
+    ):
+        if is_bad:
+            raise InputError(said, path=path)
+    # Tables become (n, features, 1, 1).
+    shape = (1, *shape) if len(shape) == 2 else (*shape, *[1] * (3 - len(shape)))
+    pixels, theirs = (each.images.reshape(len(each), *shape).astype(np.float32) for each in (training, test))
+    mean, std = pixels.mean((0, 2, 3), dtype=np.float64), pixels.std((0, 2, 3), dtype=np.float64)
+    moments = tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+    kept, held = (
+        Dataset(each.name, images, each.labels, *moments, each.exact, training.note)
+        for each, images in ((training, pixels), (test, theirs))
+    )
+    return kept, held
+
+
+def _hold_out(data: Dataset, source: str, purpose: str, note: str) -> tuple[Dataset, Dataset]:
+    """Return nine tenths of a data set and every tenth sample; the ``note`` says of these what they are."""
+    held = [index % _EVERY == _EVERY - 1 for index in range(len(data))]
+    if not any(held):
+        raise InputError(f"of {len(data)} images none can be kept for the {purpose}", path=source)
+    note = "; ".join(filter(None, (data.note, f"every {_EVERY}th {note}")))
+    kept, chosen = (
+        replace(data, images=data.images[of], labels=data.labels[of], exact=data.exact[of], note=note)
+        for of in ([not each for each in held], held)
+    )
+    return kept, chosen
 
 
 def _folder(name: str, entry: DatasetEntry) -> Path:

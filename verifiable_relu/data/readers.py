@@ -1,4 +1,4 @@
-"""The readers of the data sets' formats: functions of a folder and a split, which raise an InputError for bad files.
+"""The readers of files of data, which raise an InputError for bad ones; those of data sets take folder and split.
 
 * ``idx``: MNIST's format: magic number, dimensions, bytes. Source: yann.lecun.com/exdb/mnist ("FILE FORMATS").
 * ``cifar``: CIFAR-10's binary format, records of 1 label byte and 3,072 pixel bytes: the red, the green and the blue
@@ -6,15 +6,20 @@
 * ``adult``: UCI Adult, whose question is whether a person earns over 50,000 dollars a year, with 32,561 rows for
   training and 16,281 for testing. Source: Becker and Kohavi, Adult, UCI Machine Learning Repository, 1996, whose file
   ``adult.names`` describes the columns.
-* ``digits``: scikit-learn's 1,797 images of 8×8 pixels, of which the first 1,347 are for training.
+* ``digits``: scikit-learn's 1,797 images of 8×8 pixels; the first 1,347 are for training.
+* ``npz``: a user's own arrays, in a file of numpy.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import re
 import struct
-from dataclasses import dataclass
+import zipfile
+import zlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +29,7 @@ from verifiable_relu.errors import InputError, missing
 from verifiable_relu.files import on_disk, read_bytes, read_text
 
 _LARGEST = 256 << 20
-"""The most bytes of a file, unpacked; the largest official one has 47 MB."""
+"""The most bytes of a file and of an array, unpacked; the largest official file has 47 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,3 +195,57 @@ def digits(folder: Path, split: Split) -> Samples:
     images, labels = load_digits(return_X_y=True)
     part = slice(None, 1_347) if split == "train" else slice(1_347, None)
     return Samples(images[part].reshape(-1, 1, 8, 8) / 16, labels[part])
+
+
+# What zipfile and numpy raise for damaged files; NotImplementedError is a RuntimeError.
+_DAMAGED = ArithmeticError, EOFError, LookupError, OSError, RuntimeError, SyntaxError, TypeError, ValueError, zlib.error
+
+
+def npz(path: Path) -> list[Samples]:
+    """Read the images (n, …) in [0, 1] and the labels (n,) ≥ 0 of each split in an ``.npz`` file, training first.
+
+    The arrays ``images`` and ``labels`` are for training, and ``test_images`` and ``test_labels``, which need not be
+    there, for the test. Pickled objects are never loaded.
+    """
+    data = read_bytes(path, _LARGEST)
+    note = f"{path.name}, SHA-256 {hashlib.sha256(data).hexdigest()}"
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            prefixes = ["", "test_"] if "test_images.npy" in archive.namelist() else [""]
+            return [replace(_arrays(archive, prefix), note=note) for prefix in prefixes]
+    except InputError as error:
+        raise error.located(path) from None
+    except zipfile.BadZipFile as error:
+        raise InputError(f"not an .npz file: {error}", path=path) from None
+    except MemoryError:
+        raise InputError("an array takes more memory than there is", path=path) from None
+    except _DAMAGED as error:
+        raise InputError(f"cannot be read: {error}", path=path) from None
+
+
+def _arrays(archive: zipfile.ZipFile, prefix: str) -> Samples:
+    first, second = f"{prefix}images", f"{prefix}labels"
+    found = []
+    for name in (first, second):
+        if f"{name}.npy" not in archive.namelist():
+            raise InputError(f"there is no array '{name}'; '{first}' and '{second}' are expected")
+        if archive.getinfo(f"{name}.npy").file_size > _LARGEST:
+            raise InputError(f"the array '{name}' is larger than {_LARGEST:,} bytes")
+        with archive.open(f"{name}.npy") as member:
+            array = np.lib.format.read_array(member, allow_pickle=False)
+        # PyTorch takes numbers in this machine's order of bytes alone.
+        found.append(array.astype(array.dtype.newbyteorder("="), copy=False))
+    images, labels = found
+    if images.ndim < 2 or labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+        said = f"'{first}' is {images.dtype} of shape {images.shape} and '{second}' {labels.dtype} of shape "
+        raise InputError(f"{said}{labels.shape}, where shape (n, …) and integers of shape (n,) are expected")
+    if images.dtype.kind not in "fiub" or images.dtype.itemsize > 8:
+        raise InputError(f"'{first}' is {images.dtype}, where real numbers of at most 64 bits are expected")
+    if not images.size:
+        raise InputError(f"'{first}' has shape {images.shape} and so no pixel")
+    if len(outside := np.argwhere(~((images >= 0) & (images <= 1)))):
+        said, place = f"a pixel is {images[tuple(outside[0])]}, outside of [0, 1]", f"image {outside[0][0]}"
+        raise InputError(said, place=place)
+    if len(below := np.flatnonzero(labels < 0)):
+        raise InputError(f"the label {labels[below[0]]} is below 0", place=f"image {below[0]}")
+    return Samples(images, labels.clip(0, 2**62))

@@ -6,17 +6,18 @@ python -m verifiable_relu.hardening model.py:make --weights model.pt --data mnis
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import math
 import os
+import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from verifiable_relu import data
 from verifiable_relu.command_line import Parser, guarded
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec.__main__ import radius
@@ -55,7 +56,8 @@ class HardeningOptions:
     timeout: Annotated[float, "seconds for each image and question of --eps"] = 10.0
     certificates: Annotated[
         Path | None,
-        "folder for a checked certificate of all networks at once for each image (with --eps and --int8)",
+        "folder for a checked certificate of both files and the λ-GELU networks in real numbers for each image (with "
+        "--eps and --int8)",
     ] = None
 
     def __post_init__(self) -> None:
@@ -101,7 +103,11 @@ def run(options: HardeningOptions, out: Path, device: str, int8: bool, quiet: bo
 
     torch.manual_seed(options.seed)
     model = load(options.model, options.weights).to(find_device(device))
-    training, test = _data(options.data)
+    # Of a file, the images are those to fine-tune on and those to measure on.
+    splits: list[data.Split] = ["train"] if options.data.endswith(".npz") else ["train", "test"]
+    read = [data.load(options.data, split) for split in splits]
+    pairs = [(torch.as_tensor(each.images, dtype=torch.float32), torch.from_numpy(each.labels)) for each in read]
+    training, test = pairs[0], pairs[-1]
     held_out = None if training is test and len(test[0]) <= (options.samples or math.inf) else test
     training = (training[0][: options.samples], training[1][: options.samples])
     steps, saved = options.epochs * len(loader(training, True)), out.with_suffix(".checkpoint")
@@ -150,7 +156,8 @@ def _prove(
     """Print how many test images keep their label, for the network in real numbers, each file in float32, and all.
 
     The last question is about all networks at once: the λ'-GELU networks with λ' ≥ ``target`` (where no gate is of
-    another activation) and ReLU in real numbers, and every evaluation of the files in float32.
+    another activation) and ReLU in real numbers, and every evaluation of the files in float32. What is certified is
+    asked of real numbers alone.
     """
     from verifiable_relu.api import verify
     from verifiable_relu.nn.gates import Hardness, LambdaGELU
@@ -159,9 +166,11 @@ def _prove(
     family = all(isinstance(gate, LambdaGELU) for gate in gates)
     asked: dict[str, dict[str, Any]] = {f"{files[0].name} in real numbers": {"model": files[0]}}
     asked |= {f"{file.name} in float32": {"model": file, "arithmetic": "float32"} for file in files}
-    whole = {"model": files[0], "arithmetic": "float32", "also": files[1:], "certificates": options.certificates}
-    whole |= {"joint": options.target} if family else {}
-    asked[f"all of these{f' and λ-GELU with λ ≥ {options.target:g}' if family else ''} at once"] = whole
+    whole = {"model": files[0], "also": files[1:], **({"joint": options.target} if family else {})}
+    also = f" and λ-GELU with λ ≥ {options.target:g}" if family else ""
+    asked[f"all of these{also} at once"] = {**whole, "arithmetic": "float32"}
+    if options.certificates is not None:
+        asked[f"both files{also} in real numbers"] = {**whole, "certificates": options.certificates}
     images, labels = test[0][: options.images], test[1][: options.images]
     for name, how in asked.items():
         counts = verify(
@@ -185,8 +194,14 @@ def load(named: str, weights: Path | None = None) -> nn.Module:
     source, _, name = named.rpartition(":")
     if not source or not name.isidentifier():
         raise InputError(f"a model is named FILE.py:NAME or package.module:NAME, not {named!r:.100}")
+    if is_file := source.endswith(".py"):
+        if not Path(source).is_file():
+            raise InputError("no such file", path=source)
+    else:
+        sys.path.insert(0, "")
     try:
-        found = getattr(_module(source), name)
+        stem = Path(source).stem
+        found = runpy.run_path(source, run_name=stem)[name] if is_file else getattr(import_module(source), name)
         model = found if isinstance(found, nn.Module) else found()
     except InputError:
         raise
@@ -197,21 +212,6 @@ def load(named: str, weights: Path | None = None) -> nn.Module:
     if weights is not None:
         _load_weights(model, weights)
     return model
-
-
-def _module(source: str) -> Any:
-    if not source.endswith(".py"):
-        sys.path.insert(0, "")
-        return importlib.import_module(source)
-    path = Path(source)
-    if not path.is_file():
-        raise InputError("no such file", path=path)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:
@@ -228,23 +228,6 @@ def _load_weights(model: nn.Module, path: Path) -> None:
         raise InputError(f"cannot be read: {error.strerror}", path=path) from None
     except Exception as error:  # A damaged file may make torch raise anything.
         raise InputError(f"no weights of this model: {error}", path=path) from None
-
-
-def _data(source: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return the images and labels to fine-tune on, and those to measure on; of a file, both are the same."""
-    import torch
-
-    if source.endswith(".npz"):
-        from verifiable_relu.spec.arrays import read_images
-
-        images, labels = read_images(source)
-        pair = torch.as_tensor(images, dtype=torch.float32), torch.as_tensor(labels)
-        return pair, pair
-    from verifiable_relu.data import load as named
-
-    splits = named(source, "train"), named(source, "test")
-    training, test = ((torch.from_numpy(split.images), torch.from_numpy(split.labels)) for split in splits)
-    return training, test
 
 
 if __name__ == "__main__":

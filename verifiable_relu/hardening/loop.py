@@ -184,10 +184,7 @@ def harden(
     first = batches.moved(next(iter(test)), soft)
     argument = batches.argument(first) if argument is None else argument
     with evaluating(before):
-        classes = _require_same(before, soft.eval(), first, outputs)
-    if loss is batches.loss and classes is not None:
-        for each in (data, held_out):
-            batches.require_classes(each, classes)
+        _require_same(before, soft.eval(), first, outputs)
     places += leftovers(soft, places, lambda of: outputs(of, first))
     steps = epochs * len(train)
     annealing, losses = Annealing(soft, steps, target, schedule), list[float]()
@@ -195,13 +192,10 @@ def harden(
     stepper, scheduler = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(stepper, torch.optim.Optimizer):
         raise InputError(f"optimizer makes a {type(stepper).__name__}, no optimizer of torch")
-    kept = None
-    if checkpoint is not None:
-        same = {"epochs": epochs, "batches": len(train), "target": target, "schedule": schedule}
-        parts = {"losses": losses, "annealing": annealing, "model": soft, "optimizer": stepper, "scheduler": scheduler}
-        parts |= {"order": getattr(train, "generator", None), "random": torch.default_generator}
-        parts = {name: part for name, part in parts.items() if part is not None}
-        kept = Checkpoint(Path(checkpoint), same | _beginning(soft, stepper), parts)
+    same = {"epochs": epochs, "batches": len(train), "target": target, "schedule": schedule}
+    parts = {"losses": losses, "annealing": annealing, "model": soft, "optimizer": stepper, "scheduler": scheduler}
+    parts |= {"order": getattr(train, "generator", None), "random": torch.default_generator}
+    kept = Checkpoint(None if checkpoint is None else Path(checkpoint), same | _beginning(soft, stepper), parts)
 
     def moved_loss(of: nn.Module, batch: Batch) -> Tensor:
         return loss(of, batches.moved(batch, of))
@@ -269,8 +263,8 @@ def _region(region: object) -> Region:
 
 
 @torch.no_grad()
-def _require_same(before: nn.Module, soft: nn.Module, batch: Batch, outputs: Outputs) -> int | None:
-    """Make certain that λ-gates with λ = 1 compute the same; returns the number of classes of outputs (n, classes)."""
+def _require_same(before: nn.Module, soft: nn.Module, batch: Batch, outputs: Outputs) -> None:
+    """Make certain that λ-gates with λ = 1 compute the same."""
     with at("first batch"):
         expected = outputs(before, batch)
     if not isinstance(expected, Tensor) or not expected.ndim or not expected.numel():
@@ -284,7 +278,6 @@ def _require_same(before: nn.Module, soft: nn.Module, batch: Batch, outputs: Out
             "the model computes something else once its activations are replaced by gates with λ = 1: does its forward "
             "depend on more than its tensors?"
         )
-    return expected.shape[1] if expected.ndim == 2 else None
 
 
 def default_optimizer(

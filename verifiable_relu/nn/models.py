@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -52,29 +51,17 @@ class Residual(nn.Module):
         return y
 
 
-@dataclass(frozen=True)
-class Convolution:
-    """A convolution, and a residual block after it if ``block`` is True."""
+_WIDE = tuple((channels, 3, stride, 1) for channels, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (128, 1)))
 
-    channels: int
-    kernel: int
-    stride: int
-    padding: int
-    block: bool = False
-
-
-LAYOUTS: dict[str, tuple[tuple[Convolution, ...], tuple[int, ...], bool]] = {
-    "cnn3": ((Convolution(16, 5, 2, 2), Convolution(32, 4, 2, 1)), (), False),
-    "cnn5": ((Convolution(16, 3, 1, 1), Convolution(16, 4, 2, 1), Convolution(32, 4, 2, 1)), (512,), False),
-    "cnn7": (
-        tuple(Convolution(n, 3, stride, 1) for n, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (128, 1))),
-        (512,),
-        True,
-    ),
-    "resnet": ((Convolution(8, 3, 2, 1, block=True), Convolution(16, 3, 2, 1, block=True)), (64,), False),
+LAYOUTS: dict[str, tuple[tuple[tuple[int, int, int, int], ...], tuple[int, ...]]] = {
+    "cnn3": (((16, 5, 2, 2), (32, 4, 2, 1)), ()),
+    "cnn5": (((16, 3, 1, 1), (16, 4, 2, 1), (32, 4, 2, 1)), (512,)),
+    "cnn7": (_WIDE, (512,)),
+    "resnet": (((8, 3, 2, 1), (16, 3, 2, 1)), (64,)),
 }
-"""Networks of fixed layers: their convolutions, hidden layers, and whether they have batch normalisations.
+"""Networks of fixed layers: channels, kernel, stride and padding of their convolutions, and sizes of hidden layers.
 
+``cnn7`` has batch normalisations, and ``resnet`` a residual block after each convolution.
 CNN3 and CNN5 are those of Mao et al., Understanding Certified Training with Interval Bound Propagation, arXiv
 2306.10426, in the form of the published code, without batch normalisation. CNN7 is the large network of Gowal et al.,
 arXiv 1810.12715, with the batch normalisations of Shi et al., Fast Certified Robust Training with Short Warmup, arXiv
@@ -103,7 +90,7 @@ def cnn(
     ``input_shape`` is (channels, height, width); each convolution has output ``channels``, and each fully connected
     layer before the output a size in ``hidden``. Raises a ValueError if a padded input is smaller than its kernel.
     """
-    convolutions = [Convolution(outputs, 4, 2, 1) for outputs in channels]
+    convolutions = [(outputs, 4, 2, 1) for outputs in channels]
     return _network(input_shape, convolutions, hidden, classes, activation, normalize)
 
 
@@ -115,32 +102,32 @@ def fixed(
     normalize: Normalize | None = None,
 ) -> nn.Sequential:
     """Make the network of fixed layers with a name in ``LAYOUTS``; the rest is as in ``cnn``."""
-    convolutions, hidden, batch_norm = LAYOUTS[name]
-    return _network(input_shape, convolutions, hidden, classes, activation, normalize, batch_norm)
+    kinds = name == "cnn7", name == "resnet"
+    return _network(input_shape, *LAYOUTS[name], classes, activation, normalize, *kinds)
 
 
 def _network(
     input_shape: Sequence[int],
-    convolutions: Sequence[Convolution],
+    convolutions: Sequence[tuple[int, int, int, int]],
     hidden: Sequence[int],
     classes: int,
     activation: Make,
     normalize: Normalize | None,
     batch_norm: bool = False,
+    blocks: bool = False,
 ) -> nn.Sequential:
     """Convolutions without pooling, then fully connected layers; an activation after each layer but the last."""
     modules: list[nn.Module] = [] if normalize is None else [normalize]
     inputs, *size = input_shape
-    for each in convolutions:
-        if min(size) + 2 * each.padding < each.kernel:
+    for channels, kernel, stride, padding in convolutions:
+        if min(size) + 2 * padding < kernel:
             fits = "×".join(map(str, size))
-            raise ValueError(f"a {each.kernel}×{each.kernel} kernel does not fit the {fits} input of a layer")
-        modules.append(nn.Conv2d(inputs, each.channels, each.kernel, each.stride, each.padding))
-        modules += [nn.BatchNorm2d(each.channels)] if batch_norm else []
+            raise ValueError(f"a {kernel}×{kernel} kernel does not fit the {fits} input of a layer")
+        modules.append(nn.Conv2d(inputs, channels, kernel, stride, padding))
+        modules += [nn.BatchNorm2d(channels)] if batch_norm else []
         modules.append(activation())
-        if each.block:
-            modules.append(Residual(each.channels, activation))
-        inputs, size = each.channels, [(n + 2 * each.padding - each.kernel) // each.stride + 1 for n in size]
+        modules += [Residual(channels, activation)] if blocks else []
+        inputs, size = channels, [(n + 2 * padding - kernel) // stride + 1 for n in size]
     modules.append(nn.Flatten())
     inputs *= math.prod(size)
     for outputs in hidden:

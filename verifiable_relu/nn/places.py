@@ -90,7 +90,7 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
             raise InputError(f"there is no activation {name!r:.40} to harden; there are {', '.join(RECTIFIERS)}")
     if hasattr(model, "_orig_mod"):
         raise InputError("the model is compiled: replace the activations of the model that torch.compile was given")
-    replacement = _Replacement(make, tuple(activations))
+    replacement = _SmoothReplacement(make, tuple(activations))
     whole = replacement.of(model, "")
     if whole is not None:
         return whole, replacement.places
@@ -278,7 +278,7 @@ def require_replaced(model: nn.Module, places: Collection[Place], example: Any =
             raise
 
 
-class _Replacement:
+class _SmoothReplacement:
     """One pass over a model; ``places`` has what was found so far."""
 
     def __init__(self, make: Made, activations: Collection[str]) -> None:
@@ -442,22 +442,15 @@ def _graph(module: nn.Module) -> fx.Graph:
 
 
 def _traced(module: nn.Module, training: bool | None) -> fx.Graph:
-    """Trace a module, and undo what its forward has kept: symbols in place of tensors."""
+    """Trace a twin of a module, in which the forward may keep symbols in place of tensors."""
     defaults = {
         name: each.default
         for name, each in signature(type(module).forward).parameters.items()
         if each.default is None or isinstance(each.default, bool | int | float | str)
     }
-    held: list[dict[str, Any]] = [module._parameters, module._buffers, module._modules, vars(module)]
-    before = [dict(each) for each in held]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _Tracer(training).trace(module, concrete_args=defaults)
-    finally:
-        for each, items in zip(held, before, strict=True):
-            each.clear()
-            each.update(items)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _Tracer(training).trace(_twin(module, {}), concrete_args=defaults)
 
 
 def _adopted(own: type[nn.Module], source: str, names: dict[str, Any]) -> type[nn.Module]:

@@ -26,7 +26,6 @@ from verifiable_relu.report.summary import (
     AnswerGroup,
     CampaignSummary,
     MethodPair,
-    radius_text,
     time_or_limit,
 )
 
@@ -54,29 +53,23 @@ _LINES = ("-", "--", "-.", ":")
 _LARGEST = 1e150  # Larger numbers are drawn there.
 _MOST_MARKERS = 25  # Of a joined series: more would hide the line.
 _WIDE, _WIDEST = 1e2, 1e6  # Largest to median: an axis about 0 is logarithmic from the first on, cut at the second.
-_FEW = 10  # The most radii with a text each at an axis.
 
 _PAPER, _PAGE = (str(Path(__file__).with_name(f"{name}.mplstyle")) for name in ("paper", "page"))
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points (x, y, text) of one kind; the text is shown where the mouse rests on the point.
+    """Points (x, y) of one kind.
 
     Colour, dashes and marker are those of the number ``colour``, unless ``marker`` names another one; empty for none.
     """
 
     name: str  # In the legend; empty for none.
-    points: Sequence[tuple[float, float, str]]
+    points: Sequence[tuple[float, float]]
     colour: int = 0
     marker: str | None = None
     joined: bool = True
     upper: bool = False  # The truth lies between this series, whose markers are hollow, and the one before it.
-
-    @property
-    def step(self) -> int:
-        """The step between the points that have a marker."""
-        return max(1, len(self.points) // _MOST_MARKERS) if self.joined else 1
 
     @property
     def shape(self) -> str:
@@ -140,15 +133,16 @@ class Chart:
     def draw(self, axes: Axes) -> None:
         """Draw the panel."""
         drawn = [np.zeros((0, 2))]
-        for number, series in enumerate(self.series):
-            points = np.array([(x, y) for x, y, _ in series.points], float).reshape(-1, 2)
+        for series in self.series:
+            points = np.array(series.points, float).reshape(-1, 2)
             points = points[np.isfinite(points).all(1)].clip(-_LARGEST, _LARGEST)
             colour, line = COLOURS[series.colour % 8], _LINES[series.colour % 4] if series.joined else "none"
-            look: dict[str, Any] = {"color": colour, "marker": series.shape, "markevery": series.step, "ls": line}
+            step = max(1, len(points) // _MOST_MARKERS) if series.joined else 1
+            look: dict[str, Any] = {"color": colour, "marker": series.shape, "markevery": step, "ls": line}
             if series.upper:
                 axes.fill_between(points[:, 0], drawn[-1][:, 1], points[:, 1], color=colour, alpha=0.15, lw=0)
                 look |= {"markerfacecolor": "white", "zorder": 1.9}
-            (markers,) = axes.plot(*points.T, gid=f"series{number}", label=series.name, **look)
+            (markers,) = axes.plot(*points.T, label=series.name, **look)
             if series.upper:
                 # A larger ring below a filled marker at the same place leaves both visible.
                 markers.set_markersize(1.6 * markers.get_markersize())
@@ -173,20 +167,12 @@ class Chart:
         # Coordinates are rounded, the numbers that readers see are not.
         rounded = re.compile(r"[0-9]+\.[0-9]{2,}")
         drawn = re.sub(r"<[^>]+>", lambda tag: rounded.sub(lambda found: f"{float(found[0]):.1f}", tag[0]), drawn)
-        # Other names than those of markers and series would be those of another chart, too; fonts are the page's.
-        drawn = re.sub(r' id="(?!m[0-9a-f]{10}"|series)[^"]*"|font(-size|-family)?: [^;"]*(; )?', "", drawn)
+        # Other names than those of markers would be those of another chart, too; fonts are the page's.
+        drawn = re.sub(r' id="(?!m[0-9a-f]{10}")[^"]*"|font(-size|-family)?: [^;"]*(; )?', "", drawn)
         drawn = re.sub(r'</?g>|<!--.*?-->|\s*\n\s*| transform="rotate\(-0 [^"]*"', "", drawn, flags=re.S)
         variables = {colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)}
         variables |= {"#000000": "var(--text)", "#dddddd": "var(--line)", "#ffffff": "var(--page)"}
-        drawn = re.sub('#[0-9a-f]{6}(?=[;"])', lambda found: variables.get(found[0], found[0]), drawn)
-        for number, series in enumerate(self.series):
-            before, _, after = drawn.partition(f'<g id="series{number}">')
-            # The texts that appear where the mouse rests on a marker.
-            first, *marks = re.split("(?=<use )", after)
-            for place, (_, _, tip) in enumerate(series.points[:: series.step][: len(marks)]):
-                marks[place] = marks[place].replace("/>", Markup("><title>{}</title></use>").format(tip), 1)
-            drawn = "".join([before, first, *marks])
-        return Markup(drawn)
+        return Markup(re.sub('#[0-9a-f]{6}(?=[;"])', lambda found: variables.get(found[0], found[0]), drawn))
 
 
 def draw_answers(groups: Sequence[AnswerGroup], axes: Axes) -> None:
@@ -213,11 +199,8 @@ def cactus(groups: Sequence[AnswerGroup]) -> Chart:
     """Return the chart of instances decided within a time limit."""
     series = []
     for colour, group in enumerate(group for group in groups if group.decided):
-        times = sorted(
-            (max(result.seconds, SHORTEST_TIME), f"{Path(result.vnnlib).name}: {result.seconds:.3g} s")
-            for result in group.decided
-        )
-        series.append(Series(group.method, [(n, *time) for n, time in enumerate(times, 1)], colour))
+        times = sorted(max(result.seconds, SHORTEST_TIME) for result in group.decided)
+        series.append(Series(group.method, [*enumerate(times, 1)], colour))
     x = ChartAxis("instances decided", ends=(0.0, max((len(group.results) for group in groups), default=1)))
     return Chart("Instances decided within a time limit", series, x, ChartAxis("time [s]", "log"))
 
@@ -226,45 +209,31 @@ def margins(groups: Sequence[AnswerGroup]) -> Chart:
     """Return the chart of margins in ascending order, with a colour for each answer and a marker for each method."""
     series = []
     for place, group in enumerate(groups):
-        known = [(r.margin, r) for r in group.results if r.margin is not None and math.isfinite(r.margin)]
-        known.sort(key=lambda pair: pair[0])
+        known = [(r.margin, r.answer) for r in group.results if r.margin is not None and math.isfinite(r.margin)]
+        known.sort()
         for answer, style in ANSWER_STYLES.items():
-            points = [
-                (n, m, f"{Path(r.vnnlib).name}: {m:.4g}") for n, (m, r) in enumerate(known, 1) if r.answer == answer
-            ]
+            points = [(n, margin) for n, (margin, given) in enumerate(known, 1) if given == answer]
             name, marker = (f"{answer}, {group.method}", _MARKERS[place % 8]) if len(groups) > 1 else (answer, None)
             series.append(Series(name, points, style, marker, joined=False))
-    last = max((x for each in series for x, _, _ in each.points), default=0) + 1
+    last = max((x for each in series for x, _ in each.points), default=0) + 1
     x = ChartAxis("instances, by margin", ends=(0.0, last))
     return Chart("Margins of all instances", series, x, ChartAxis("margin", "symlog"))
 
 
 def certified(rows: Sequence[AnswerGroup]) -> Chart:
-    """Return the chart of the certified share, and of the share that is not refuted, against ε.
-
-    A line joins the radii at which the same images were asked about.
-    """
-    keys = list(dict.fromkeys((row.network, row.method) for row in rows))
-    several, series = len({method for _, method in keys}) > 1, []
-    for network, method, images in dict.fromkeys((row.network, row.method, row.images) for row in rows):
-        same = [row for row in rows if (row.network, row.method, row.images) == (network, method, images)]
-        name, colour = f"{network}, {method}" if several else network, keys.index((network, method))
-        shares = [(float(g.eps or 0), *(g.counts.get(a, 0) / len(g.results) for a in ("unsat", "sat"))) for g in same]
-        lower = [(eps, proven, "") for eps, proven, _ in shares]
-        upper = [(eps, 1 - refuted, "") for eps, _, refuted in shares]
+    """Return the chart of the certified share, and of the share that is not refuted, against ε."""
+    several, series = len({row.method for row in rows}) > 1, []
+    for colour, (network, method) in enumerate(dict.fromkeys((row.network, row.method) for row in rows)):
+        lower, upper = [], []
+        for row in (row for row in rows if (row.network, row.method) == (network, method)):
+            proven, refuted = (row.counts.get(answer, 0) / len(row.results) for answer in ("unsat", "sat"))
+            lower.append((float(row.eps or 0), proven))
+            upper.append((float(row.eps or 0), 1 - refuted))
+        name = f"{network}, {method}" if several else network
         series.append(Series(f"{name}: certified", lower, colour))
         series.append(Series("hollow: not refuted", upper, colour, upper=True))
-    radii = sorted({row.eps or Fraction(0) for row in rows})
-    ticks: dict[float, str] = {}
-    last = None
-    for eps in radii:
-        # Texts that have no room next to each other are empty.
-        has_room = last is None or eps - last >= (radii[-1] - radii[0]) / _FEW
-        ticks[float(eps)] = radius_text(eps) if has_room else ""
-        last = eps if has_room else last
-    x = ChartAxis("radius ε", ticks=ticks if len(radii) < _FEW else None)
     y = ChartAxis("share of the instances", percent=True, ends=(0.0, 1.02))
-    return Chart("Certified accuracy against the radius", series, x, y)
+    return Chart("Certified accuracy against the radius", series, ChartAxis("radius ε"), y)
 
 
 def scatter(pair: MethodPair) -> Chart:
@@ -273,13 +242,10 @@ def scatter(pair: MethodPair) -> Chart:
     groups |= {f"{name} alone": pair.only(which) for which, name in enumerate(pair.names)}
     series = []
     for colour, (name, results) in enumerate(groups.items()):
-        points = []
-        for a, b in results:
-            tip = f"{Path(a.vnnlib).name}: {a.seconds:.3g} s ({a.answer}), {b.seconds:.3g} s ({b.answer})"
-            points.append((time_or_limit(a), time_or_limit(b), tip))
+        points = [(time_or_limit(a), time_or_limit(b)) for a, b in results]
         series.append(Series(name, points, colour, joined=False))
-    if times := [time for each in series for x, y, _ in each.points for time in (x, y)]:
-        series.append(Series("equal time", [(time, time, "") for time in (min(times), max(times))], 6, ""))
+    if times := [time for each in series for point in each.points for time in point]:
+        series.append(Series("equal time", [(time, time) for time in (min(times), max(times))], 6, ""))
     x, y = (ChartAxis(f"{name}: time [s]", "log") for name in pair.names)
     return Chart(" against ".join(pair.names), series, x, y)
 
@@ -289,7 +255,7 @@ def training_charts(record: Mapping[str, Any]) -> dict[str, Chart]:
     epochs = record["epochs"]
 
     def curve(name: str, values: Iterable[float], colour: int = 0) -> Series:
-        return Series(name, [(float(n), float(value), "") for n, value in enumerate(values, 1)], colour)
+        return Series(name, [*enumerate(map(float, values), 1)], colour)
 
     axes = {
         "loss": ChartAxis("mean loss"),
@@ -361,7 +327,7 @@ def write_figure(
     """Write panels side by side as PDF and PNG (300 dots per inch), with one legend below; returns both files.
 
     Each panel is a title, shown where there are several panels, and a function that draws; ``width`` and ``height`` are
-    inches of each panel. ``path`` is the files' name, a suffix of which is replaced; its folder is made if it does not
+    inches of each panel. ``path`` is the files' name, whose suffix is replaced; its folder is made if it does not
     exist. Raises an InputError if a file cannot be written.
     """
     from matplotlib import style

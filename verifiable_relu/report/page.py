@@ -11,8 +11,9 @@ import io
 import json
 import math
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -88,7 +89,7 @@ def _render(template: str, **values: Any) -> str:
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """Return a number with so many significant digits; None and NaN are a dash, lists are joined by commas."""
+    """Return a number with ``digits`` significant digits; None and NaN are a dash, lists are joined by commas."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(number(each, digits) for each in value) or "–"
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -182,12 +183,9 @@ def _box(loader: Loader, result: Result) -> tuple[np.ndarray, np.ndarray, list[f
 
 def spread(results: Sequence[Result], most: int) -> list[Result]:
     """Return at most ``most`` results, the first ones of every network, in their order."""
-    places: Counter[str] = Counter()
-    ranked = []
-    for number, result in enumerate(results):
-        ranked.append((places[result.onnx], number))
-        places[result.onnx] += 1
-    return [results[number] for number in sorted(number for _, number in sorted(ranked)[:most])]
+    places: dict[str, count[int]] = defaultdict(count)
+    ranked = sorted((next(places[result.onnx]), number) for number, result in enumerate(results))
+    return [results[number] for number in sorted(number for _, number in ranked[: max(0, most)])]
 
 
 def _range(image: np.ndarray) -> tuple[float, float]:

@@ -60,13 +60,13 @@ def _read_campaign(folder: Path) -> list[Result]:
     def is_listed(result: Result) -> bool:
         return (csv_cell(result.onnx), csv_cell(result.vnnlib)) in listed
 
-    kept: dict[tuple[str, str], list[Result]] = defaultdict(list)
-    for result in [*filter(is_listed, results), *reversed(results)]:
-        same = kept[result.verifier, Path(result.vnnlib).name]
-        if is_listed(result) or not any(match_order(result, other) for other in same):
-            same.append(result)
-    chosen = {id(result) for same in kept.values() for result in same}
-    return [result for result in results if id(result) in chosen]
+    last: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    for result in filter(is_listed, results):
+        last[result.verifier, Path(result.vnnlib).name].append(result)
+    same = (last.get((result.verifier, Path(result.vnnlib).name), ()) for result in results)
+    return [
+        r for r, others in zip(results, same, strict=True) if is_listed(r) or not any(is_same(r, o) for o in others)
+    ]
 
 
 def with_arithmetic(result: Result) -> Result:
@@ -87,10 +87,12 @@ def _merge_campaigns(campaigns: Mapping[Path, Sequence[Result]]) -> list[Result]
         # A campaign's two results of one method are two instances.
         taken: dict[tuple[str, str], set[int]] = defaultdict(set)
         for result in results:
-            file = Path(result.vnnlib).name
-            same, mine = known[file], taken[result.verifier, file]
-            orders = ((match_order(result, each), i) for i, each in enumerate(same) if i not in mine)
-            _, place = min(((order, i) for order, i in orders if order), default=(None, len(same)))
+            same = known[Path(result.vnnlib).name]
+            mine = taken[result.verifier, Path(result.vnnlib).name]
+            free = [
+                (shared_path(result, each), i) for i, each in enumerate(same) if is_same(result, each) and i not in mine
+            ]
+            _, place = max(free, key=lambda pair: pair[0], default=(None, len(same)))
             if place == len(same):
                 same.append(result)
             mine.add(place)
@@ -99,20 +101,18 @@ def _merge_campaigns(campaigns: Mapping[Path, Sequence[Result]]) -> list[Result]
     return merged
 
 
-def match_order(result: Result, other: Result) -> tuple[bool, int, bool] | None:
-    """Return an order among results that may be about one instance, the likeliest first; None if they cannot be.
-
-    Equal paths go before equal ends of paths, and these before equal queries: copies of a file have equal queries. The
-    query of a file that could not be read is unknown.
-    """
-    equal_paths = (result.onnx, result.vnnlib) == (other.onnx, other.vnnlib)
+def is_same(result: Result, other: Result) -> bool:
+    """Return True if results may be about one instance: the query of a file that could not be read is unknown."""
     # A property that could not be read may have no network.
     equal_names = not (result.onnx and other.onnx) or named(result.onnx) == named(other.onnx)
-    equal_queries = result.query == other.query
-    if not equal_paths and not (equal_names and (equal_queries or not (result.query and other.query))):
-        return None
-    shared = common_end(result.vnnlib, other.vnnlib) + common_end(result.onnx, other.onnx)
-    return not equal_paths, -shared, not equal_queries
+    equal_queries = not (result.query and other.query) or result.query == other.query
+    return (result.onnx, result.vnnlib) == (other.onnx, other.vnnlib) or (equal_names and equal_queries)
+
+
+def shared_path(result: Result, other: Result) -> tuple[int, bool]:
+    """Return by how much the files of two results agree: copies of a file have equal queries."""
+    ends = common_end(result.vnnlib, other.vnnlib) + common_end(result.onnx, other.onnx)
+    return ends, result.query == other.query
 
 
 def common_end(path: str, other: str) -> int:
@@ -175,10 +175,9 @@ SHORTEST_TIME = 1e-4  # Seconds below which times are not told apart.
 _MOST_NAMED = 5  # Instances with unexpected verdicts that a note names.
 _MOST_PAIRS = 6  # Pairs of methods that are compared.
 _LARGEST_DENOMINATOR = 1_000  # Of a radius that is printed as a fraction.
-_HEAD = 2_000  # Characters of a property file in which comments on radius and image are looked for.
+_HEAD = 2_000  # Characters of a property file in which a comment on the radius is looked for.
 
 _EPS_IN_COMMENT = re.compile(r"^;.*\beps(?:ilon)?\s*[=:]?\s*([0-9./e-]+)", re.IGNORECASE | re.MULTILINE)
-_IMAGE_IN_COMMENT = re.compile(r"^;.*\bimage\s+([0-9]+)", re.IGNORECASE | re.MULTILINE)
 _EPS_IN_NAME = re.compile(r"eps_?([0-9]+)_([0-9]+)(?![0-9])|(?:eps_?|_)(0\.[0-9]+)(?![0-9])")
 
 Files = tuple[str, str]
@@ -194,14 +193,13 @@ def is_decided(result: Result) -> bool:
 class AnswerGroup:
     """Results of one method, about one network or (with an empty name) about all, one for each instance.
 
-    ``eps`` is the radius of all of them, or None, and ``images`` are then the names of what they are about.
+    ``eps`` is the radius of all of them, or None.
     """
 
     network: str
     method: str
     results: Sequence[Result]
     eps: Fraction | None = None
-    images: frozenset[str] = frozenset()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -235,15 +233,6 @@ class MethodPair:
     def only(self, which: int) -> list[tuple[Result, Result]]:
         """Return the instances that one of the two, 0 or 1, decides alone."""
         return [pair for pair in self.results if is_decided(pair[which]) and not is_decided(pair[1 - which])]
-
-    @property
-    def differences(self) -> list[tuple[Result, str, Result, str]]:
-        """Results with contrary verdicts or of one method alone: result, method, and those of the other."""
-        pairs = [
-            *((0, pair) for pair in self.contrary),
-            *((which, pair) for which in (0, 1) for pair in self.only(which)),
-        ]
-        return [(pair[i], self.names[i], pair[1 - i], self.names[1 - i]) for i, pair in pairs]
 
     @property
     def time_ratio(self) -> float | None:
@@ -298,7 +287,7 @@ class CampaignSummary:
         """The answers by network, method and radius, for the properties that state a radius."""
         stated = {vnnlib: radius(vnnlib) for _, vnnlib in self.instances}
         found = self._groups(lambda r: (named(r.onnx), self.names[r.verifier], stated[r.vnnlib]))
-        rows = (replace(g, images=frozenset(image(r.vnnlib) for r in g.results)) for g in found if g.eps is not None)
+        rows = (group for group in found if group.eps is not None)
         return sorted(rows, key=lambda row: (row.network, row.method, row.eps or 0))
 
     def _groups(self, key: Callable[[Result], tuple[Any, ...]]) -> list[AnswerGroup]:
@@ -402,25 +391,13 @@ class CampaignSummary:
 
     @cached_property
     def facts(self) -> Mapping[str, str]:
-        """Conditions of the campaign by name: commands, processors, dates, options of methods, versions."""
-        found: dict[str, dict[str, None]] = defaultdict(dict)
-        for result in self.results:
-            for package, version in result.versions.items():
-                found[package][version] = None
-        versions = {package: ", ".join(each) for package, each in found.items()}
-        verifiers = {name: verifier for verifier, name in self.names.items() if verifier}
-        dated = [result for result in self.results if result.date]
-        dates = sorted(result.date for result in dated)
-        spent = [result.processor_seconds for result in self.results if result.processor_seconds is not None]
-        most = max((result.memory or 0 for result in self.results), default=0)
-        conditions = {
-            "command": "; ".join(dict.fromkeys(result.command for result in self.results if result.command)),
-            "processor": "; ".join(dict.fromkeys(result.processor for result in dated if result.processor)),
-            "date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
-            "processor time": f"{sum(spent):.4g} s for {counted(len(spent), 'instance')}" if spent else "",
-            "memory": f"at most {most / 1e6:.0f} MB in one process" if most else "",
+        """The options of methods by their names, and versions by package."""
+        found: dict[str, dict[str, None]] = {
+            name: {verifier: None} for verifier, name in self.names.items() if verifier
         }
-        return {**{name: value for name, value in conditions.items() if value}, **verifiers, **versions}
+        for package, version in (item for result in self.results for item in result.versions.items()):
+            found.setdefault(package, {})[version] = None
+        return {name: ", ".join(each) for name, each in found.items()}
 
 
 def radius(vnnlib: str) -> Fraction | None:
@@ -429,29 +406,15 @@ def radius(vnnlib: str) -> Fraction | None:
     A comment at the beginning of the file (``; … eps 1/255``, as ``spec`` writes it) goes before the file's name
     (``…_eps1_255`` or ``…_0.03``).
     """
-    texts = _EPS_IN_COMMENT.findall(_head(vnnlib))
+    texts: list[str] = []
+    with contextlib.suppress(InputError):
+        texts = _EPS_IN_COMMENT.findall(read_text(on_disk(vnnlib), LARGEST_FILE)[:_HEAD])
     if found := _EPS_IN_NAME.search(Path(vnnlib).name.removesuffix(".gz").removesuffix(".vnnlib")):
         texts.append(found[3] or f"{found[1]}/{found[2]}")
     for text in texts:
         with contextlib.suppress(ValueError):
             return fraction(text)
     return None
-
-
-def image(vnnlib: str) -> str:
-    """Return the name of what a property is about: its file's name without radius, or the image of its comment."""
-    name = Path(vnnlib).name.removesuffix(".gz")
-    if _EPS_IN_NAME.search(name):
-        return _EPS_IN_NAME.sub("", name, count=1)
-    found = _IMAGE_IN_COMMENT.search(_head(vnnlib))
-    return name if found is None else f"image {found[1]}"
-
-
-def _head(vnnlib: str) -> str:
-    """Return the beginning of a property file; empty if it cannot be read."""
-    with contextlib.suppress(InputError):
-        return read_text(on_disk(vnnlib), LARGEST_FILE)[:_HEAD]
-    return ""
 
 
 def radius_text(eps: Fraction | float) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from verifiable_relu.command_line import fraction
 from verifiable_relu.errors import InputError
-from verifiable_relu.rounding import LARGEST, above, below
+from verifiable_relu.rounding import below
 from verifiable_relu.spec.property import (
     BallBounds,
     BallEnd,
@@ -26,8 +26,6 @@ from verifiable_relu.spec.property import (
     round_down,
     round_up,
 )
-
-_BLOCK = 1 << 15  # pixels that are computed at a time
 
 
 def linf_properties(
@@ -62,112 +60,73 @@ def linf_properties(
         raise InputError(f"clip is {_shown(clip)}, not the two ends of a range")
     low, high = (exact_number(end, "clip") for end in ends)
     if low > high:
-        raise InputError(f"the valid range {_rounded(low)} to {_rounded(high)} is empty")
+        raise InputError(f"the valid range {nearest(low)} to {nearest(high)} is empty")
     if len(labels) != len(images):
         raise InputError(f"{len(labels)} labels for {len(images)} images")
     names = [f"linf_{i}" for i in range(len(images))] if names is None else names
     size = math.prod(images.shape[1:])
     flat = np.asarray(images, dtype=np.float64).reshape(len(images), size)
     radii, level = _levels(eps, images.shape)
-    level = np.broadcast_to(level, flat.shape)
     outside = ~((flat >= round_down(low)) & (flat <= round_up(high)))
     if outside.any():
         image, pixel = np.argwhere(outside)[0]
         said = f"a pixel is {float(flat[image, pixel])!r}, outside of the valid range"
-        raise InputError(f"{said} [{_rounded(low)}, {_rounded(high)}]", place=f"image {image}")
+        raise InputError(f"{said} [{nearest(low)}, {nearest(high)}]", place=f"image {image}")
     for bad in (i for i, label in enumerate(labels) if not 0 <= label < classes):
         raise InputError(f"the label is {labels[bad]}, outside of 0 to {classes - 1}", place=f"image {bad}")
     # A tie counts as violated. Properties of one label share their unsafe set.
     unsafe = [tuple((_at_most(i, j),) for j in range(classes) if j != i) for i in range(classes)]
-    found: list[Property] = []
+    # Images have few different numbers: the ends of each pair of a pixel's value and its radius are computed once.
+    values, at = np.unique(flat, return_inverse=True)
+    pairs, at = np.unique(at.reshape(flat.shape) * len(radii) + level, return_inverse=True)
+    numbers = [(float(values[pair // len(radii)]), pair % len(radii)) for pair in pairs.tolist()]
     sides = BallEnd(radii, low, decimals, 1), BallEnd(radii, -high, decimals, -1)
-    step = max(1, _BLOCK // max(size, 1))  # blocks of images whose arrays fit in the processor's cache
-    for start in range(0, len(flat), step):
-        pixels, levels = flat[start : start + step], level[start : start + step]
-        (lower, lower_inexact), (upper, upper_inexact) = (_rounded_ends(pixels, levels, side) for side in sides)
-        for i, (each, index) in enumerate(zip(pixels, levels, strict=True)):
-            pairs = zip(sides, (lower_inexact[i], upper_inexact[i]), strict=True)
-            exact_lower, exact_upper = (BallBounds(end, each, index, inexact) for end, inexact in pairs)
-            box = Box(lower[i], upper[i], exact_lower, exact_upper)
-            found.append(Property(box, unsafe[int(labels[start + i])], names[start + i]))
+    (lower, lower_inexact), (upper, upper_inexact) = (_rounded_ends(end, numbers) for end in sides)
+    found: list[Property] = []
+    for pixels, index, row, label, name in zip(flat, level, at.reshape(flat.shape), labels, names, strict=True):
+        low_end = BallBounds(sides[0], pixels, index, lower_inexact[row])
+        high_end = BallBounds(sides[1], pixels, index, upper_inexact[row])
+        found.append(Property(Box(lower[row], upper[row], low_end, high_end), unsafe[int(label)], name))
     return found
 
 
 def _levels(eps: object, shape: tuple[int, ...]) -> tuple[list[Fraction], np.ndarray]:
-    """Return the different radii, and each pixel's index into them: shape () for a single radius, or (n, pixels)."""
-    radii = [Fraction(0)]
-    level: np.ndarray = np.zeros((), dtype=np.int64)
-    if not isinstance(eps, np.ndarray | list | tuple) or np.ndim(eps) == 0:
-        radii = [exact_number(eps, "eps")]
-    else:
-        given = np.asarray(eps, dtype=object)
-        if given.ndim == 1:
-            if len(given) != shape[0]:
-                said = f"eps has {len(given)} radii for {shape[0]} images"
-                raise InputError(f"{said}; for several radii of every image, call verify_radii")
-            given = given.reshape(-1, *(1,) * (len(shape) - 1))
-        index: dict[Fraction, int] = {}
-        numbers = [index.setdefault(exact_number(value, "eps"), len(index)) for value in given.ravel().tolist()]
-        try:
-            level = np.broadcast_to(np.array(numbers, dtype=np.int64).reshape(given.shape), shape)
-        except ValueError:
-            raise InputError(f"eps of shape {given.shape} does not fit images of shape {shape}") from None
-        radii, level = list(index) or radii, level.reshape(shape[0], math.prod(shape[1:]))
+    """Return the different radii, and each pixel's index into them, (n, pixels)."""
+    given = np.asarray(eps, dtype=object)
+    if given.ndim == 1:
+        if len(given) != shape[0]:
+            said = f"eps has {len(given)} radii for {shape[0]} images"
+            raise InputError(f"{said}; for several radii of every image, call verify_radii")
+        given = given.reshape(-1, *(1,) * (len(shape) - 1))
+    index: dict[Fraction, int] = {}
+    numbers = [index.setdefault(exact_number(value, "eps"), len(index)) for value in given.ravel().tolist()]
+    try:
+        level = np.broadcast_to(np.array(numbers, dtype=np.int64).reshape(given.shape), shape)
+    except ValueError:
+        raise InputError(f"eps of shape {given.shape} does not fit images of shape {shape}") from None
+    radii = list(index) or [Fraction(0)]
     if (smallest := min(radii)) < 0:
-        raise InputError(f"eps is {_rounded(smallest)}, below 0")
-    return radii, level
+        raise InputError(f"eps is {nearest(smallest)}, below 0")
+    return radii, level.reshape(shape[0], math.prod(shape[1:]))
 
 
-def _rounded_ends(pixels: np.ndarray, level: np.ndarray, end: BallEnd) -> tuple[np.ndarray, np.ndarray]:
+def _rounded_ends(end: BallEnd, numbers: Sequence[tuple[float, int]]) -> tuple[np.ndarray, np.ndarray]:
     """Return one side's float64 bounds of balls, rounded outward, and where a bound is no float64 number.
 
-    A radius ε is r − ρ with a float r. Knuth's TwoSum writes x − r = s + e, s the rounded difference, without any
-    further error (The Art of Computer Programming 2, 4.2.2), so that x − ε = s + e + ρ. Where |ρ| < |e|, or e is 0,
-    the sign of e + ρ is known; where |e + ρ| is below the distance from s to its neighbour on that side, x − ε is s or
-    lies strictly between both. The few other pixels (a number is huge, or x is far smaller than ε) and bounds with
-    ``decimals`` are computed from the exact ones.
-
-    Pixels are finite and have, as ``level``, the shape (n, pixels). An end below ``least`` becomes ``least``.
+    ``numbers`` are pairs of a center's coordinate and the index of its radius.
     """
-    near = [nearest(radius) for radius in end.radii]
-    rest = [Fraction(r) - radius for r, radius in zip(near, end.radii, strict=True)]
-    radius, sign = (np.array(each)[level] for each in (near, [float((v > 0) - (v < 0)) for v in rest]))
-    size = np.array([round_up(min(abs(v), Fraction(LARGEST))) for v in rest])[level]
-    with np.errstate(all="ignore"):
-        x = end.sign * pixels
-        total = x - radius
-        part = total - x
-        error = (x - (total - part)) - (radius + part)
-        side = np.where(error == 0, sign, error)
-        smaller = below(total)
-        gap = np.where(np.signbit(side), total - smaller, above(total) - total)
-        safe = (4 * np.abs(error) <= 3 * gap) & (4 * size < gap) & ((error == 0) | (size < np.abs(error)))
-        # Adding 0.0 turns −0.0 into 0.0.
-        floats = np.where(side < 0, smaller, total) + 0.0
-    least = round_down(end.least)
-    inexact, rounded = side != 0, Fraction(least) != end.least
-    safe &= (floats != least) if rounded else True
-    inexact[floats < least] = rounded
-    np.maximum(floats, least, out=floats)
-    spots = np.flatnonzero(~safe) if end.decimals is None else np.arange(pixels.size)
-    # A pair of a pixel's value and its radius has the end of every pixel with this pair.
-    values, at = np.unique(pixels.flat[spots], return_inverse=True)
-    pairs, at = np.unique(at * len(near) + level.flat[spots], return_inverse=True)
-    exact = (end.ratio(float(values[pair // len(near)]), pair % len(near)) for pair in pairs.tolist())
-    if found := [_round_down(*each) for each in exact]:
-        floats.flat[spots], inexact.flat[spots] = (np.array(each)[at] for each in zip(*found, strict=True))
+    floats = np.zeros(len(numbers))
+    inexact = np.zeros(len(numbers), bool)
+    for i, pair in enumerate(numbers):
+        top, bottom = end.ratio(*pair)
+        try:
+            near = top / bottom  # Python rounds the quotient of two integers to nearest, once.
+        except OverflowError:
+            near = round_down(Fraction(top, bottom))
+        a, b = near.as_integer_ratio()
+        excess = a * bottom - top * b
+        floats[i], inexact[i] = below(near) if excess > 0 else near, excess != 0
     return end.sign * floats, inexact
-
-
-def _round_down(top: int, bottom: int) -> tuple[float, bool]:
-    """Return ``property.round_down`` of a quotient, and True if it differs from the quotient."""
-    try:
-        near = top / bottom  # Python rounds the quotient of two integers to nearest, once.
-    except OverflowError:
-        near = round_down(Fraction(top, bottom))
-    a, b = near.as_integer_ratio()
-    excess = a * bottom - top * b
-    return below(near) if excess > 0 else near, excess != 0
 
 
 def _at_most(first: int, second: int) -> Row:
@@ -191,13 +150,6 @@ def exact_number(value: object, what: str) -> Fraction:
         with suppress(ValueError):
             return fraction(value)
     raise InputError(f"{what} is {_shown(value)}, not a number")
-
-
-def _rounded(value: Fraction) -> str:
-    try:
-        return repr(float(value))
-    except OverflowError:
-        return "a number beyond the range of float64"
 
 
 def _shown(value: object) -> str:

@@ -36,8 +36,8 @@ def run(options: Options, out: Path, device: str = "auto", int8: bool = False) -
     saved = out.with_suffix(".checkpoint")
     require_outputs(out, int8, ".checkpoint", ".json")
     # Imported here, because the imports load torch, for which --help need not wait.
+    from verifiable_relu.data import training_and_test
     from verifiable_relu.settings import find_device
-    from verifiable_relu.train.batches import training_and_test
     from verifiable_relu.train.export import export
     from verifiable_relu.train.loop import progress_bar, train
 

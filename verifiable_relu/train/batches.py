@@ -1,13 +1,11 @@
-"""A user's own data: batches of any form, the effect of the swap to ReLU on them, and arrays of a file."""
+"""A user's own data: batches of any form, and the effect of the swap to ReLU on them."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,10 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from verifiable_relu.data import VALIDATION, Dataset, load
 from verifiable_relu.errors import InputError
-from verifiable_relu.files import read_bytes
-from verifiable_relu.spec.arrays import LARGEST, array_names, read_images
 
 Batch = Any
 """A tuple (inputs, classes, …), as torch's loaders give, or a mapping of the model's arguments, ``labels`` included."""
@@ -74,24 +69,6 @@ def loader(data: Any, shuffled: bool, seed: int = 0) -> Collection[Batch]:
     if not len(data):
         raise DataError("there are no data")
     return cast(Collection[Batch], data)
-
-
-def require_classes(data: Any, count: int) -> None:
-    """Raise a DataError if a sample of a pair (inputs, classes) has none of a model's ``count`` classes."""
-    if not _is_pair(data):
-        return
-    true = _tensor(data[1])
-    if true.ndim != 1 or true.is_floating_point() or true.is_complex():
-        raise DataError(f"the classes are {true.dtype} of shape {tuple(true.shape)}, not integers of shape (n,)")
-    beyond = _beyond(true, count)
-    if bool(beyond.any()):
-        index = int(beyond.int().argmax())
-        raise DataError(f"the class is {true[index]}, but the model has {count} outputs", place=f"sample {index}")
-
-
-def _beyond(true: Tensor, count: int) -> Tensor:
-    true = true.long()
-    return ((true < 0) | (true >= count)) & (true != _LEFT_OUT)
 
 
 def _is_pair(data: object) -> bool:
@@ -159,7 +136,8 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     found = outputs(model, batch)
     if found.ndim < 2 or (found.shape[0], *found.shape[2:]) != tuple(true.shape):
         raise DataError(f"outputs of shape {tuple(found.shape)} for classes of shape {tuple(true.shape)}")
-    if bool(_beyond(true, found.shape[1]).any()):
+    known = (true >= 0) & (true < found.shape[1])
+    if not bool((known | (true == _LEFT_OUT)).all()):
         raise DataError(f"a class is none of the model's, 0 to {found.shape[1] - 1}")
     return F.cross_entropy(found, true.long())
 
@@ -296,69 +274,3 @@ def measure(
     hardened, softened, given = (None,) * 3 if right is None else (*(n / samples for n in right), None)[:3]
     widest = max(spread) - min(spread)
     return SubstitutionEffect(samples, given, softened, hardened, total / count, worst, flipped, widest, region)
-
-
-_EVERY = 10  # Where a file has no test images, one image in this number is one
-_MOST_CLASSES = 100_000  # The most of a file; the network has an output for each number up to the largest label
-
-
-def training_and_test(source: str) -> tuple[Dataset, Dataset]:
-    """Return the images to train on, and those to test on.
-
-    ``source`` is the name of a data set (``data.load``), or an ``.npz`` file with the arrays ``images`` in [0, 1], (n,
-    features), (n, height, width) or (n, channels, height, width), and ``labels`` (n,), and for the test ``test_images``
-    and ``test_labels``; without these, every tenth image is kept for the test. With ``data.VALIDATION`` at its end,
-    every tenth training image stands for the test images. Raises an InputError if it cannot be read, or its arrays do
-    not fit together.
-    """
-    if source.endswith(VALIDATION):
-        plain = source.removesuffix(VALIDATION)
-        whole = training_and_test(plain)[0] if plain.endswith(".npz") else load(plain, "train")
-        held = _every_tenth(len(whole), "validation", plain)
-        note = "; ".join(filter(None, (whole.note, f"every {_EVERY}th training image stands for the test images")))
-        training, validation = (
-            replace(whole, images=whole.images[of], labels=whole.labels[of], exact=whole.exact[of], note=note)
-            for of in (~held, held)
-        )
-        return training, validation
-    if not source.endswith(".npz"):
-        return load(source, "train"), load(source, "test")
-    images, labels = read_images(source)
-    if labels.max() >= _MOST_CLASSES:
-        index = labels.argmax()
-        said = f"the label is {labels[index]}, where classes from 0 to {_MOST_CLASSES - 1:,} are expected"
-        raise InputError(said, path=source, place=f"image {index}")
-    digest = hashlib.sha256(read_bytes(Path(source), LARGEST)).hexdigest()
-    note = f"{Path(source).name}, SHA-256 {digest}"
-    if "test_images" in array_names(source):
-        tests = read_images(source, "test_")
-    else:
-        kept = _every_tenth(len(labels), "test", source)
-        images, labels, tests = images[~kept], labels[~kept], (images[kept], labels[kept])
-        note += f"; every {_EVERY}th image is a test image"
-    if tests[0].shape[1:] != images.shape[1:]:
-        raise InputError(f"images of shape {images.shape[1:]}, but test images of {tests[0].shape[1:]}", path=source)
-    if tests[1].max() > labels.max():
-        raise InputError(f"the test label {tests[1].max()} is beyond all labels", path=source)
-    if labels.max() < 1:
-        raise InputError("there is one class only", path=source)
-    if images.ndim > 4:
-        raise InputError(f"images of shape {images.shape[1:]} have more than three axes", path=source)
-    # Images become (n, channels, height, width), and tables (n, features, 1, 1).
-    shape = (1, *images.shape[1:]) if images.ndim == 3 else (*images.shape[1:], *[1] * (4 - images.ndim))
-    pixels, theirs = (each.reshape(len(each), *shape).astype(np.float32) for each in (images, tests[0]))
-    axes = (0, *range(2, pixels.ndim))
-    mean, std = pixels.mean(axes, dtype=np.float64), pixels.std(axes, dtype=np.float64)
-    moments = tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
-    training, test = (
-        Dataset(Path(source).stem, shaped, classes, *moments, np.ones(len(classes), bool), note)
-        for shaped, classes in ((pixels, labels), (theirs, tests[1]))
-    )
-    return training, test
-
-
-def _every_tenth(count: int, purpose: str, source: str) -> np.ndarray:
-    kept: np.ndarray = np.arange(count) % _EVERY == _EVERY - 1
-    if not kept.any():
-        raise InputError(f"of {count} images none can be kept for the {purpose}", path=source)
-    return kept

@@ -75,19 +75,22 @@ class Checkpoint:
     """The file from which a training or a hardening goes on after its last complete epoch.
 
     The ``options`` of the training have to be the same when it goes on. It consists of ``parts``, by name: objects with
-    a ``state_dict``, generators and lists, whose states are loaded in this order.
+    a ``state_dict``, generators and lists, whose states are loaded in this order, and None. Without a path, nothing is
+    saved.
     """
 
-    path: Path
+    path: Path | None
     options: Mapping[str, Any]
     parts: Mapping[str, Any]
 
     def save(self, epochs: int) -> None:
         """Write the state after a number of epochs."""
+        if self.path is None:
+            return
         state: dict[str, Any] = {"options": {**self.options}, "epochs": epochs}
         for name, part in self.parts.items():
-            is_generator = isinstance(part, torch.Generator)
-            state[name] = part if isinstance(part, list) else part.get_state() if is_generator else part.state_dict()
+            is_generator, is_plain = isinstance(part, torch.Generator), isinstance(part, list | None)
+            state[name] = part if is_plain else part.get_state() if is_generator else part.state_dict()
         buffer = io.BytesIO()
         torch.save(state, buffer)
         write_whole(self.path, buffer.getvalue())
@@ -97,7 +100,7 @@ class Checkpoint:
 
         Raises an InputError if it is damaged, or of a training with another value of an option, which the error names.
         """
-        if not self.path.is_file():
+        if self.path is None or not self.path.is_file():
             return 0
         try:
             state = torch.load(self.path, map_location="cpu", weights_only=True)
@@ -116,7 +119,7 @@ class Checkpoint:
                 part[:] = held
             elif isinstance(part, torch.Generator):
                 part.set_state(held)
-            else:
+            elif part is not None:
                 part.load_state_dict(held)
         return epochs
 
@@ -129,7 +132,7 @@ def fit(
     optimizer: torch.optim.Optimizer,
     before: Callable[[int], None] = lambda step: None,
     callbacks: Sequence[Callback] = (),
-    checkpoint: Checkpoint | None = None,
+    checkpoint: Checkpoint = Checkpoint(None, {}, {}),
 ) -> Iterator[Epoch]:
     """Train a model for a number of epochs, and yield at the end of each.
 
@@ -143,7 +146,7 @@ def fit(
         InputError: if the loss is no number that depends on the model's parameters, or for a bad checkpoint.
         DataError: if the model does not take a batch; the error names the batch.
     """
-    for epoch in range(0 if checkpoint is None else checkpoint.restore(), epochs):
+    for epoch in range(checkpoint.restore(), epochs):
         began, losses = time.monotonic(), []
         batches = begin(epoch)
         for index, batch in enumerate(batches):
@@ -169,8 +172,7 @@ def fit(
                     callback(state)
             began += time.monotonic() - stepped
         yield Epoch(losses, time.monotonic() - began)
-        if checkpoint is not None:
-            checkpoint.save(epoch + 1)
+        checkpoint.save(epoch + 1)
 
 
 @contextmanager
@@ -235,7 +237,7 @@ class Annealing:
         if not isinstance(schedule, str) or schedule not in SCHEDULES:
             raise InputError(f"there is no schedule {schedule!r:.40}; there are {', '.join(SCHEDULES)}")
         self.steps, self.schedule, self.taken = steps, schedule, 0
-        self.start = self.lam
+        self.start = lambdas(model)
         self._target = [max(1.0, target * gate.supremum / SUPREMUM) for gate in self.gates]
         for gate in self.gates:
             gate.freeze()
@@ -255,10 +257,6 @@ class Annealing:
         if state.keys() != self.state_dict().keys() or len(state["start"]) != len(self.gates):
             raise InputError(f"the state is not one of an Annealing of {len(self.gates)} λ-gates")
         vars(self).update(state)
-
-    @property
-    def lam(self) -> list[float]:
-        return [gate.lam.item() for gate in self.gates]
 
 
 def learning_rate(highest: float, step: int, steps: int) -> float:
@@ -369,8 +367,7 @@ def train(
     run = Training(options, data, data if test is None else test, device)
     parts = {"training": run, "history": run.history, "model": run.model, "optimizer": run.optimizer}
     parts |= {"random": torch.default_generator}
-    kept = None if saved is None else Checkpoint(saved, asdict(options), parts)
-    watching = () if callback is None else (callback,)
+    kept, watching = Checkpoint(saved, asdict(options), parts), () if callback is None else (callback,)
     for epoch in fit(run.model, options.epochs, run.begin, run.loss, run.optimizer, run.before, watching, kept):
         run.end(epoch)
     run.model.cpu()
