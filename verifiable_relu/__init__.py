@@ -64,7 +64,7 @@ _MODULES = {
 def specs() -> Path:
     """The folder of the networks and properties that come with the package; its README describes them."""
     package = Path(__file__).parent
-    # A wheel has the folder inside the package, a checkout beside it.
+    # A wheel has the folder inside the package, a checkout next to it.
     return package / "specs" if (package / "specs").is_dir() else package.parent / "specs"
 
 

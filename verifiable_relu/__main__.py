@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import NamedTuple
 
 from verifiable_relu import __version__
 from verifiable_relu.command_line import Parser
@@ -16,21 +15,13 @@ from verifiable_relu.command_line import Parser
 NAME = "verifiable-relu"
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command: what the user types, the heading of its group in the help, its module, and what it does.
-
-    The module has functions ``main``, which takes the arguments and returns the exit status, and ``parser``.
-    """
+class Command(NamedTuple):
+    """A command: its name, the heading of its group in the help, its module with ``main``, and a line about it."""
 
     name: str
     group: str
     module: str
     about: str
-
-    def load(self) -> Any:
-        """Import the module, for which other commands, and --help, need not wait."""
-        return import_module(f"verifiable_relu.{self.module}")
 
 
 COMMANDS = (
@@ -41,7 +32,6 @@ COMMANDS = (
     Command("report", "Verify", "report.__main__", "write one HTML page of results, and figures for papers"),
     Command("train", "Train", "train.__main__", "train with λ-GELU, swap in ReLU, and write the network as ONNX"),
     Command("harden", "Train", "hardening.__main__", "harden a network of one's own to ReLU by fine-tuning"),
-    Command("completion", "Shell", "completion", "print the completion of these commands for bash, zsh, tcsh or fish"),
 )
 
 
@@ -57,28 +47,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made.parse_args(given[:1])
     for command in COMMANDS:
         if command.name == given[0]:
-            return int(command.load().main(given[1:]))
+            # The other commands, and --help, need not wait for its module.
+            return int(import_module(f"verifiable_relu.{command.module}").main(given[1:]))
     names = [command.name for command in COMMANDS]
     near = get_close_matches(given[0], names, 1)
     made.error(f"no command '{given[0]}'; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"))
 
 
 def parser() -> Parser:
-    """The parser of the options before the command, whose help lists the commands by group."""
+    """Return the parser of the options before the command, whose help lists the commands by group."""
     lines: list[str] = []
     for number, command in enumerate(COMMANDS):
         if number == 0 or command.group != COMMANDS[number - 1].group:
             lines += ["", f"{command.group}:"]
         lines.append(f"  {command.name:<12}{command.about}")
     about = "\n".join(["Train with λ-GELU, harden to ReLU, and prove properties of the network.", *lines])
-    made = Parser(
-        label=NAME,
-        prog=NAME,
-        usage=f"{NAME} COMMAND ...",
-        epilog=f"{NAME} COMMAND --help says more.",
-        description=about,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    more, shown = f"{NAME} COMMAND --help says more.", argparse.RawDescriptionHelpFormatter
+    usage = f"{NAME} COMMAND ..."
+    made = Parser(NAME, prog=NAME, usage=usage, epilog=more, description=about, formatter_class=shown)
     made.add_argument("--version", action="version", version=f"{NAME} {__version__}")
     return made
 

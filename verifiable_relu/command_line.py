@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TextIO
 from verifiable_relu.errors import LONGEST, InputError, printable
 
 _NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+(?:/[0-9]+|\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]{1,3})?\s*", re.IGNORECASE)
+ERASE = "\r\x1b[2K"  # Erases the line on a terminal
 _LONGEST_NUMBER = 1_000  # Characters; an exact number with a large exponent could fill the memory, too
 
 
@@ -45,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         atexit.register(gc.freeze)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the command line; ``--option=--``, of which argparse makes an empty list, is an error."""
+        """Parse the command line; ``--option=--``, which argparse turns into an empty list, is an error."""
         for given in sys.argv[1:] if args is None else args:
             if given.startswith("-") and given.endswith("=--"):
                 self.error(f"argument {given[:-3]}: '--' is no value")
@@ -62,7 +63,7 @@ def add_debug(to: argparse._ActionsContainer) -> None:
 
 
 def seconds(text: str) -> float:
-    """A time limit on the command line: a positive, finite number of seconds."""
+    """Return a time limit on the command line: a positive, finite number of seconds."""
     try:
         limit = float(text)
     except ValueError:
@@ -73,7 +74,7 @@ def seconds(text: str) -> float:
 
 
 def fraction(text: str) -> Fraction:
-    """The exact value of a number such as ``1e-3``, or of a fraction such as ``2/255``; else a ValueError."""
+    """Return the exact value of a number such as ``1e-3``, or of a fraction such as ``2/255``; else a ValueError."""
     try:
         if len(text) <= _LONGEST_NUMBER and _NUMBER.fullmatch(text):
             return Fraction(text)
@@ -83,7 +84,7 @@ def fraction(text: str) -> Fraction:
 
 
 def named_file(text: str) -> tuple[str, Path]:
-    """The name and the file of ``NAME=FILE``."""
+    """Return the name and the file of ``NAME=FILE``."""
     name, separator, file = text.partition("=")
     if not (name and separator and file):
         raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME=FILE")
@@ -91,7 +92,7 @@ def named_file(text: str) -> tuple[str, Path]:
 
 
 def imported(name: str, place: str) -> Any:
-    """What ``package.module:name``, the value of the option ``place``, names; an InputError if there is none."""
+    """Return what ``package.module:name``, the value of the option ``place``, names; an InputError for nothing."""
     module, _, attribute = name.partition(":")
     try:
         return getattr(import_module(module), attribute)
@@ -104,9 +105,13 @@ def complain(command: str, message: object) -> None:
     stream = sys.stderr
     if stream is None:
         return
-    line = f"{command}: {printable(str(message))}"
-    coloured = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    print(f"\x1b[31m{line}\x1b[0m" if coloured else line, file=stream, flush=True)
+    print(coloured(f"{command}: {printable(str(message))}", 31, stream), file=stream, flush=True)
+
+
+def coloured(text: str, colour: int, stream: TextIO) -> str:
+    """Return a text in a colour, by ANSI's number, where a stream is a terminal that shows colours."""
+    shown = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\x1b[{colour}m{text}\x1b[0m" if shown else text
 
 
 def guarded(command: str, work: Callable[[], int], debug: bool = False) -> int:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from verifiable_relu.certify import TIMEOUT, hardness
 from verifiable_relu.command_line import Parser, add_debug, complain, fraction, guarded, seconds, write
+from verifiable_relu.data import load
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.files import csv_cell
-from verifiable_relu.spec.__main__ import indices, named_data, radius
+from verifiable_relu.spec.__main__ import indices, radius
 
 if TYPE_CHECKING:
     from verifiable_relu.spec import Property
@@ -80,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
     # Imported here, because --help need not wait for what these load.
     from verifiable_relu.api.changing import compared, unsafe
     from verifiable_relu.api.verifying import VerifyOptions
+    from verifiable_relu.campaign import open_certificates
     from verifiable_relu.execution.model import execution_model
     from verifiable_relu.readers import read_onnx
     from verifiable_relu.settings import neutral
@@ -89,11 +91,8 @@ def run(options: argparse.Namespace) -> int:
         one = execution_model(read_onnx(options.first), options.arithmetic, options.joint)
         other = one.limit if options.second is None else execution_model(read_onnx(options.second), options.arithmetic)
         question = unsafe(one.output_size, options.delta, options.top1)
-        kept = None
-        if options.certificates is not None:
-            from verifiable_relu.campaign.certificates import Certificates
-
-            kept = Certificates(options.certificates, (str(options.first), str(options.second)), (one, other))
+        files = str(options.first), str(options.second)
+        kept = open_certificates(options.certificates, files, (one, other))
         change = compared(one, other, boxes, question, VerifyOptions(options.method, options.timeout), kept)
     for prop, result in zip(boxes, change.results, strict=False):
         if kept is not None and result.answer == "unsat":
@@ -119,14 +118,14 @@ def _boxes(options: argparse.Namespace) -> list[Property]:
     if options.spec is not None:
         found = {(p.box.lower.tobytes(), p.box.upper.tobytes()): p.box for p in read_vnnlib(options.spec).properties}
         return [Property(box, (), f"box {n}") for n, box in enumerate(found.values())]
-    images, _, exact = named_data(options.data, "test")
+    data = load(options.data, "train" if options.data.endswith(".npz") else "test")
     for index in options.images:
-        if index >= len(images) or not exact[index]:
-            said = f"among the {len(images)}" if index >= len(images) else "that equals the official one"
+        if index >= len(data) or not data.exact[index]:
+            said = f"among the {len(data)}" if index >= len(data) else "that equals the official one"
             raise InputError(f"there is no image {index} {said}", path=options.data)
     names = [f"image {index}" for index in options.images]
     zeros = np.zeros(len(names), np.int64)
-    return linf_properties(images[options.images], zeros, options.eps, 2, names=names)
+    return linf_properties(data.images[options.images], zeros, options.eps, 2, names=names)
 
 
 if __name__ == "__main__":

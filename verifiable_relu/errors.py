@@ -25,7 +25,7 @@ class InputError(ValueError):
         super().__init__(where + printable(self.message, LONGEST - len(where)))
 
     def located(self, path: Path | str) -> InputError:
-        """The same error with ``path`` as the file at fault, unless the error names a file already."""
+        """Return this error with ``path`` as the file at fault, unless the error names a file already."""
         return self if self.path is not None else type(self)(self.message, path=path, place=self.place)
 
 
@@ -51,7 +51,7 @@ class CallFailed(Exception):
 
 
 def printable(text: str, longest: int | None = None) -> str:
-    """A text as one line of printable characters, which cannot change the state of a terminal.
+    """Return a text as one line of printable characters, which cannot change the state of a terminal.
 
     Every run of white space becomes one blank; every other unprintable character is escaped (``\\x1b``). A line of more
     than ``longest`` characters is cut and ends in "…".
@@ -66,6 +66,6 @@ def printable(text: str, longest: int | None = None) -> str:
 
 
 def path_end(path: Path | str, longest: int = 150) -> str:
-    """A path in printable characters; "…" and its end where it has more than ``longest`` of them."""
+    """Return a path in printable characters; "…" and its end where it has more than ``longest`` of them."""
     text = printable(str(path))
     return text if len(text) <= longest else "… " + text[2 - longest :]

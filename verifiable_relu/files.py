@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import errno
 import gzip
 import io
 import os
@@ -28,7 +30,7 @@ Parsers differ in what such a character does: it may end the text or a line, par
 
 
 def on_disk(path: Path | str) -> Path:
-    """``path``, or ``path.gz`` where that file exists and ``path`` does not."""
+    """Return ``path``, or ``path.gz`` where that file exists and ``path`` does not."""
     path = Path(path)
     if path.name in ("", "..") or os.path.lexists(path):
         return path
@@ -37,7 +39,7 @@ def on_disk(path: Path | str) -> Path:
 
 
 def read_bytes(path: Path | str, limit: int, check: Callable[[bytes], None] | None = None) -> bytes:
-    """The content of a file, unpacked if its name ends in ``.gz``; ``path.gz`` is read where ``path`` is not there.
+    """Return the content of a file, unpacked if its name ends in ``.gz``; of ``path.gz`` where ``path`` is not there.
 
     At most one byte more than ``limit`` is ever unpacked, whatever size the gzip trailer states. ``check`` is given the
     first bytes, at most 1 MiB, and raises an InputError if a file of the expected kind cannot begin with them.
@@ -57,25 +59,9 @@ def read_bytes(path: Path | str, limit: int, check: Callable[[bytes], None] | No
         return held.getvalue()
 
 
-def read_lines(path: Path | str, longest: int) -> Iterator[str]:
-    """The lines of a text, which may have any length, as ``read_text`` reads it; an InputError for a longer line."""
-    with _opened(path) as (stream, _):
-        buffered, number = io.BufferedReader(stream, _CHUNK), 0
-        while line := buffered.readline(longest + 1):
-            number += 1
-            if len(line) > longest:
-                raise InputError(f"larger than {longest:,} bytes", place=f"line {number}")
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                require_plain(text, number)
-            except UnicodeDecodeError as error:
-                raise InputError(f"byte {error.start} is not UTF-8", place=f"line {number}") from None
-            yield text
-
-
 @contextlib.contextmanager
 def _opened(path: Path | str) -> Iterator[tuple[gzip.GzipFile | io.RawIOBase, int]]:
-    """A regular file, open for reading, unpacked if need be; with its size, or 0 where it has to be unpacked."""
+    """Open a regular file for reading, unpacked if need be; with its size, or 0 where it has to be unpacked."""
     path = on_disk(path)
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
@@ -104,7 +90,7 @@ def _opened(path: Path | str) -> Iterator[tuple[gzip.GzipFile | io.RawIOBase, in
 
 
 def read_text(path: Path | str, limit: int) -> str:
-    """The text of a file in UTF-8, without its byte order mark; an InputError for other bytes or control characters."""
+    """Return the UTF-8 text of a file, without its byte order mark; an InputError for others and control characters."""
     path = on_disk(path)
     try:
         text = read_bytes(path, limit).decode("utf-8-sig")
@@ -116,15 +102,15 @@ def read_text(path: Path | str, limit: int) -> str:
     return text
 
 
-def require_plain(text: str, first: int = 1) -> None:
+def require_plain(text: str) -> None:
     """Raise an InputError, with its line, for a character that parsers may differ about (``_CONTROL``)."""
     if match := _CONTROL.search(text):
-        line = text.count("\n", 0, match.start()) + first
+        line = text.count("\n", 0, match.start()) + 1
         raise InputError(f"the control character U+{ord(match[0]):04X} is not read", place=f"line {line}")
 
 
 def csv_cell(text: str) -> str:
-    """A text for a table in CSV: one that a spreadsheet would take for a formula has an apostrophe before it."""
+    """Return a text for a table in CSV: one that a spreadsheet would take for a formula has an apostrophe before it."""
     try:
         float(text)
     except ValueError:
@@ -132,24 +118,26 @@ def csv_cell(text: str) -> str:
     return text
 
 
+def csv_line(cells: Iterable[str], end: str = "") -> str:
+    """Return a row of a table in CSV, with the ``end`` of its line."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator=end).writerow(cells)
+    return text.getvalue()
+
+
 def require_writable(path: Path) -> None:
     """Raise an InputError, before work that takes long, if a file, which need not exist, cannot be written."""
-    folder = path.parent
     try:
-        if not folder.is_dir():
-            raise InputError("no such folder", path=folder)
         if path.is_dir():
-            raise InputError("it is a folder", path=path)
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
         # Neither the permissions of a folder nor os.access tell what its file system takes.
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-        with contextlib.suppress(FileNotFoundError):
+        with tempfile.TemporaryFile(dir=path.parent), contextlib.suppress(FileNotFoundError):
             os.lstat(path)
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", path=path) from None
-    except ValueError as error:
-        # A null character in the name.
-        raise error if isinstance(error, InputError) else InputError(f"not a file name: {error}", path=path) from None
+    except FileNotFoundError:
+        raise InputError("no such folder", path=path.parent) from None
+    except (OSError, ValueError) as error:
+        # A null character in the name is a ValueError.
+        raise InputError(f"cannot be written: {getattr(error, 'strerror', error)}", path=path) from None
 
 
 def write_whole(path: Path, data: bytes | Iterable[bytes], lasting: bool = True) -> None:
@@ -169,5 +157,5 @@ def write_whole(path: Path, data: bytes | Iterable[bytes], lasting: bool = True)
 
 
 def replacement(path: Path) -> Path:
-    """The path, in the same folder, at which a file is written before it takes another file's place."""
+    """Return the path, in the same folder, at which a file is written before it takes another file's place."""
     return path.with_name(f".{path.name}.new")

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
@@ -35,11 +36,11 @@ class RecordFormat(Generic[T]):
     decode: Callable[[Any], T]
 
     def line(self, record: T) -> bytes:
-        """The line of a record, with its end of line; raises a ValueError for NaN or an infinity."""
+        """Return the line of a record, with its end of line; raises a ValueError for NaN or an infinity."""
         return json.dumps(self.encode(record), allow_nan=False).encode() + b"\n"
 
     def record(self, line: bytes) -> T:
-        """The record that a line holds; raises a ValueError, which says why, if it is none."""
+        """Return the record that a line holds; raises a ValueError, which says why, if it is none."""
         if not line.startswith(self.start):
             raise ValueError(f"it does not begin with {self.start.decode()}")
         try:
@@ -51,7 +52,7 @@ class RecordFormat(Generic[T]):
 
 @dataclass(frozen=True)
 class JournalLine(Generic[T]):
-    """A line of a file, from 1, or a piece of a very long one, that holds a record, or not for the reason ``error``.
+    """Line of a file, from 1, or a piece of a very long one, that holds a record, or not for the reason ``error``.
 
     It is ``torn`` if it is the beginning of a record whose writer was killed: the file's last line, without an end.
     """
@@ -64,21 +65,18 @@ class JournalLine(Generic[T]):
 
 
 def journal_lines(path: Path, kind: RecordFormat[T]) -> Iterator[JournalLine[T]]:
-    """The lines of a file; one beyond ``LONGEST`` bytes comes in several pieces."""
+    """Yield the lines of a file; one beyond ``LONGEST`` bytes comes in several pieces, which count as lines."""
     with path.open("rb") as file:
-        number, inside = 0, False
-        while data := file.readline(LONGEST):
-            number += not inside
-            whole = not inside and (data.endswith(b"\n") or len(data) < LONGEST)
-            inside = not data.endswith(b"\n")
-            if not whole:
-                yield JournalLine(number, data, None, f"it is longer than {LONGEST} bytes")
-                continue
+        lines = iter(partial(file.readline, LONGEST), b"")
+        for number, data in enumerate(lines, 1):
+            ended = data.endswith(b"\n")
             try:
+                if not ended and len(data) == LONGEST:
+                    raise ValueError(f"it is longer than {LONGEST} bytes")
                 yield JournalLine(number, data, kind.record(data))
             except ValueError as error:
-                torn = inside and (data.startswith(kind.start) or kind.start.startswith(data))
-                yield JournalLine(number, data, None, str(error)[:_SHOWN], torn)
+                torn = not ended and (data.startswith(kind.start) or kind.start.startswith(data))
+                yield JournalLine(number, data, None, str(error)[:_SHOWN], torn and len(data) < LONGEST)
 
 
 class Journal(Generic[T]):
@@ -151,7 +149,7 @@ class Journal(Generic[T]):
         return size
 
     def at(self, *places: int) -> Iterator[T]:
-        """The records that begin at bytes of the file; raises an InputError if another program has changed it."""
+        """Yield the records that begin at bytes of the file; raises an InputError if another program has changed it."""
         place = None
         try:
             with self.path.open("rb") as file:
@@ -167,12 +165,9 @@ class Journal(Generic[T]):
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
         self._file = open(os.open(self.path, flags, 0o666), "rb+", buffering=0)  # noqa: SIM115 -- open as long as this
         end, whole = 0, True
-        for line in journal_lines(self.path, self._kind):
-            if line.record is not None:
-                seen(end, line.record)
-                end, whole = end + len(line.data), line.data.endswith(b"\n")
-            elif not line.torn:
-                raise _refused(self.path, line, remedy)
+        for record, data in _records(self.path, self._kind, remedy):
+            seen(end, record)
+            end, whole = end + len(data), data.endswith(b"\n")
         self._file.truncate(end)
         if not whole:
             self._file.write(b"\n")
@@ -200,23 +195,17 @@ class Journal(Generic[T]):
 
 
 def read_journal(folder: Path | str, kind: RecordFormat[T]) -> list[T]:
-    """The records in a folder's ``records.jsonl``, read without the lock; an InputError if a line is no record.
+    """Return the records in a folder's ``records.jsonl``, read without the lock; an InputError if a line is no record.
 
     A last record whose writer was killed or is still writing is left out.
     """
     path = Path(folder) / _NAME
-    found = []
     try:
         if not is_plain_file(path):
             raise InputError("no such file", path=path)
-        for line in journal_lines(path, kind):
-            if line.record is not None:
-                found.append(line.record)
-            elif not line.torn:
-                raise _refused(path, line)
+        return [record for record, _ in _records(path, kind)]
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", path=path) from None
-    return found
 
 
 def is_plain_file(path: Path) -> bool:
@@ -232,12 +221,17 @@ def is_plain_file(path: Path) -> bool:
 
 
 def unusable(folder: Path, error: OSError) -> InputError:
-    """The error to raise for a folder that cannot be written."""
+    """Return the error to raise for a folder that cannot be written."""
     return InputError(f"cannot keep results here: {error.strerror or error}", path=folder)
 
 
-def _refused(path: Path, line: JournalLine[T], remedy: str = "") -> InputError:
-    return InputError(f"not a record: {line.error}{remedy}", path=path, place=f"line {line.number}")
+def _records(path: Path, kind: RecordFormat[T], remedy: str = "") -> Iterator[tuple[T, bytes]]:
+    """Yield the records of a file with their lines; an InputError, which ends with ``remedy``, for another line."""
+    for line in journal_lines(path, kind):
+        if line.record is not None:
+            yield line.record, line.data
+        elif not line.torn:
+            raise InputError(f"not a record: {line.error}{remedy}", path=path, place=f"line {line.number}")
 
 
 def _unique(found: list[tuple[str, Any]] | str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def load(part: str = "") -> Any:
-    """The module onnxruntime, or a submodule of it such as ``quantization``, imported with its telemetry off.
+    """Return the module onnxruntime, or a submodule of it such as ``quantization``, imported with its telemetry off.
 
     The environment variable, which stays set, has no effect on an onnxruntime that another library imported before.
     """
@@ -27,7 +27,7 @@ def load(part: str = "") -> Any:
 
 
 def session(model: bytes, threads: int = 1, precise: bool = False, optimised: bool = True) -> Any:
-    """An ONNX file's content loaded by onnxruntime, to run on the CPU: an ``onnxruntime.InferenceSession``.
+    """Return an ``onnxruntime.InferenceSession`` of an ONNX file's content, which runs on the CPU.
 
     It logs fatal errors only: other errors are raised as exceptions, of classes of onnxruntime that share no narrower
     base than ``Exception``, and log lines would carry names from the file to the terminal unescaped. With ``precise``,
@@ -47,5 +47,5 @@ def session(model: bytes, threads: int = 1, precise: bool = False, optimised: bo
 
 @lru_cache(maxsize=2)
 def kept_session(model: bytes, precise: bool = False, optimised: bool = True) -> Any:
-    """The ``session`` of a file's content; the last two are kept, and no more, because large networks fill memory."""
+    """Return the ``session`` of a file's content; keep the last two, and no more: large networks fill memory."""
     return session(model, precise=precise, optimised=optimised)

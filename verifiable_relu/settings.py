@@ -31,9 +31,7 @@ class _ThreadState(threading.local):
 
 _HERE = _ThreadState()
 _LOCK = threading.RLock()
-_WITHIN: list[int] = []
-"""The threads that are within ``neutral``; settings that all threads share are restored by the last one."""
-
+_WITHIN = [0]  # The number of threads within ``neutral``; settings that all share are restored by the last one
 _WAS: dict[str, Any] = {}  # The settings that all threads share, as they were before the first thread came
 
 _ONEDNN: Any = torch.backends.mkldnn
@@ -49,7 +47,7 @@ it is to do. What comes first decides on later parts that have ``none``, which a
 
 
 def _shared() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
-    """The settings that all threads share, by name: how each is read and set, and the value that is neutral."""
+    """Return the settings that all threads share, by name: how each is read and set, and the value that is neutral."""
     # Threads that there were before a fork are gone, and may not round as this one will: OpenMP would wait for them.
     threads = 1 if COPIED or _flushes() else torch.get_num_threads()
     return {
@@ -71,7 +69,7 @@ def _let(backend: Any, given: str) -> None:
 
 
 def _convolutions() -> tuple[bool | None, str, str]:
-    """What cuDNN may do: torch's older setting, which cannot be read where newer ones differ, and the newer ones."""
+    """Return cuDNN's precisions: the older setting, unreadable where newer ones differ, and the newer ones."""
     try:
         older = _CUDNN.allow_tf32
     except RuntimeError:
@@ -102,10 +100,10 @@ def neutral() -> Iterator[None]:
     if _HERE.within:
         yield
         return
-    _HERE.within, me = True, threading.get_ident()
+    _HERE.within = True
     try:
         with ExitStack() as stack:
-            stack.enter_context(_settled(me))
+            stack.enter_context(_settled())
             stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
@@ -136,9 +134,9 @@ def as_given() -> Iterator[None]:
 
 
 @contextmanager
-def _settled(me: int) -> Iterator[None]:
+def _settled() -> Iterator[None]:
     with _LOCK:
-        if not _WITHIN:
+        if not _WITHIN[0]:
             _relax_openmp()
             # All are read before one is set: a part whose own precision is none reads as what it is part of.
             shared = _shared()
@@ -150,13 +148,13 @@ def _settled(me: int) -> Iterator[None]:
                 _WAS["warnings"] = warnings.catch_warnings()
                 _WAS["warnings"].__enter__()
                 warnings.simplefilter("ignore")
-        _WITHIN.append(me)
+        _WITHIN[0] += 1
     try:
         yield
     finally:
         with _LOCK:
-            _WITHIN.remove(me)
-            if not _WITHIN:
+            _WITHIN[0] -= 1
+            if not _WITHIN[0]:
                 for name, (read, put, _) in _shared().items():
                     if read() != _WAS[name]:
                         put(_WAS[name])

@@ -20,7 +20,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.execution.replay import replay
 from verifiable_relu.ir.network import Network, Pair, Source
 from verifiable_relu.readers import from_torch, read_onnx, runner
-from verifiable_relu.readers.builder import Builder, Value
+from verifiable_relu.readers.builder import OpBuilder, Value
 from verifiable_relu.readers.derived import Derived, reciprocal, rounded
 from verifiable_relu.settings import as_given
 from verifiable_relu.spec.balls import exact_number
@@ -34,7 +34,7 @@ Model = nn.Module | Network | Path | str | bytes
 def array(values: object, what: str) -> np.ndarray:
     """Return a tensor, an array or nested lists as a numpy array; a tensor's floating-point numbers become float64."""
     if isinstance(values, np.ma.MaskedArray):
-        raise InputError(f"{what}: a masked array, of which some numbers may be missing, is no array of numbers")
+        raise InputError(f"{what}: a masked array, in which numbers may be missing, is no array of numbers")
     try:
         if isinstance(values, Tensor):
             held = values.detach().cpu()
@@ -152,7 +152,7 @@ def normalised(then: Network, given: Any) -> Network:
     # The mean and 1/std in float64, and the relative errors of both.
     (center, off), (scale, other) = rounded(found[0]), rounded(reciprocal(found[1]))
     shape, error = then.source.input_shape, max(off, other)
-    build = Builder(shape)
+    build = OpBuilder(shape)
     build.name = "normalisation"
     last = build.scale(build.scale(Value(0, shape), shift=-center, shift_error=error), scale, error=error).op
     moved = [replace(op, inputs=tuple(source + last for source in op.inputs)) for op in then.ops[1:]]

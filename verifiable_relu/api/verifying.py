@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +17,8 @@ from torch import Tensor
 
 from verifiable_relu.api import arguments
 from verifiable_relu.api.arguments import Model
-from verifiable_relu.campaign import QUIET, Case, Result, run
+from verifiable_relu.campaign import Case, Result, open_certificates, run
+from verifiable_relu.campaign.console import Watcher
 from verifiable_relu.campaign.inputs import believe, chosen
 from verifiable_relu.errors import InputError
 from verifiable_relu.execution.model import execution_model
@@ -62,7 +62,7 @@ class Results(list[Result]):
 
 @dataclass(frozen=True, eq=False)
 class Around:
-    """What is asked around each image, apart from a radius.
+    """Question about each image, apart from a radius.
 
     Attributes:
         norm: inf, 2 or 1 (numbers or text). L1 and L2 balls are bounded by linear bounds in the dual norm; where these
@@ -86,17 +86,6 @@ class Around:
         if isinstance(norm, int | float) and not isinstance(norm, bool) and norm in (1, 2, math.inf):
             return float(norm)
         raise InputError(f"norm is {self.norm!r:.40}, none of inf, 2 and 1")
-
-    def chosen(self, images: Sequence[int], shape: tuple[int, ...]) -> Around:
-        """Return the same for some of the images, (n, …), by their numbers: with the targets and masks of these."""
-        found: dict[str, Any] = {}
-        for name, axes in (("targets", 1), ("mask", len(shape))):
-            if (given := getattr(self, name)) is not None:
-                values = arguments.array(given, name)
-                # What fits no image is refused later, and a mask with fewer axes is for every image.
-                if values.ndim == axes and len(values) == shape[0]:
-                    found[name] = values[images]
-        return replace(self, **found)
 
     def properties(self, network: Network, pixels: np.ndarray, labels: object, eps: object) -> list[Property]:
         """Return the property of each image, (n, *input shape)."""
@@ -157,7 +146,7 @@ class VerifyOptions:
         for name, known in (("method", str), ("device", (str, torch.device))):
             if not isinstance(value := getattr(self, name), known):
                 raise InputError(f"a {name} is named by a string, not {value!r:.60}")
-        limit, shown = exact_number(self.timeout, "the time limit"), arguments.flag(self.progress, "progress")
+        limit, progress = exact_number(self.timeout, "the time limit"), arguments.flag(self.progress, "progress")
         if not 0 < limit <= sys.float_info.max:
             raise InputError(f"a time limit is a positive number of seconds, not {self.timeout!r:.60}")
         asked, budget = chosen(self.method, str(self.device), self.memory)
@@ -167,13 +156,7 @@ class VerifyOptions:
             asked = InBalls(asked)
         cases = [Case(network.name, name, tuple(queries), float(limit)) for name, queries in questions]
         believe(network, [query.property for case in cases for query in case.queries])
-        with ExitStack() as stack:
-            observer = QUIET
-            if shown:
-                # Imported here, because the bar alone needs the library rich.
-                from verifiable_relu.campaign.console import Watcher
-
-                observer = stack.enter_context(Watcher(len(cases)))
+        with Watcher(len(cases), quiet=not progress) as observer:
             return Results(run(cases, asked, observer=observer, budget=budget, certificates=certificates))
 
 
@@ -214,7 +197,7 @@ def verify(
         around: norm, valid pixels, masks and targets.
         also: further models of the same images, such as the int8 file, which are to give the label, too: one question,
             and one proof, about all. They are taken in the same arithmetic, without ``joint``.
-        certificates: a folder for certificates, with the property of each beside it; the model and at most one of
+        certificates: a folder for certificates, with the property of each next to it; the model and at most one of
             ``also`` are given by their paths. Each certificate is checked at once (``Result.certificate``). An
             *unsat* whose certificate is refused stands as ``rounded``, with a note; such a *sat* becomes *unknown*. Of
             two models, only *unsat* has one.
@@ -230,7 +213,7 @@ def verify(
         device: the torch device on which bounds and attack run.
         memory: the bytes that bounds may hold at once, approximately, for methods with such a limit; None leaves the
             method's own.
-        progress: whether a progress bar is shown on stderr.
+        progress: whether a line on stderr, if that is a terminal, shows the progress.
 
     Returns:
         One result per image, in their order. ``verdict`` is *unsat* where no input of the ball changes the class; *sat*
@@ -241,50 +224,66 @@ def verify(
     Raises:
         InputError: (a ``ValueError``) for a bad model, shape, number, label, method or limit.
     """
+    images, labels = arguments.samples(images, labels)
+    if images is None or eps is None:
+        raise InputError("images, labels (or targets) and eps are needed; verify_properties asks without them")
     options = VerifyOptions(method, timeout, normalize, argument, joint, arithmetic, device, memory, progress)
+    count, ask = _asking(model, images, labels, around, also, certificates, **vars(options))
+    return ask(range(count), eps)
+
+
+def _asking(
+    model: Model,
+    images: Any,
+    labels: Any,
+    around: Around = Around(),
+    also: Model | Sequence[Model] = (),
+    certificates: Path | str | None = None,
+    **given: Any,
+) -> tuple[int, Callable[[Iterable[int], Any], Results]]:
+    """Return the number of images, and a function that asks about some of them, by number, and a radius of all."""
+    if "eps" in given:
+        raise InputError("several radii are asked about images; eps has no meaning with them")
+    options = VerifyOptions(**given)
     if not isinstance(around, Around):
         raise InputError(f"around is {around!r:.60}, no Around")
-    images, labels = arguments.samples(images, labels)
-    if images is None or eps is None or (labels is None and around.targets is None):
+    if labels is None and around.targets is None:
         raise InputError("images, labels (or targets) and eps are needed; verify_properties asks without them")
     pixels = arguments.pixels(images)
     network = options.read(model, pixels.shape[1:])
-    properties = around.properties(network, pixels, labels, eps)
     others = [also] if isinstance(also, Path | str | bytes | torch.nn.Module | Network) else list(also)
     parts = [network, *(options.read(other, pixels.shape[1:], joint=False) for other in others)]
-    if others:
-        network, properties = _together(parts, properties)
-    questions = [(f"image {i}", [Query(network, prop)]) for i, prop in enumerate(properties)]
-    kept = None
-    if certificates is not None:
-        # Imported here, because few questions need the checker.
-        from verifiable_relu.campaign.certificates import Certificates
-
-        files = [model, *others]
-        if len(files) > 2 or not all(isinstance(file, Path | str) for file in files) or options.normalize is not None:
-            raise InputError("certificates= needs model and at most one of also= as paths of files, and no normalize=")
-        kept = Certificates(Path(certificates), list(map(str, files)), parts)
-    return options.answer(network, questions, around.order != math.inf, kept)
-
-
-def _together(parts: Sequence[Network], properties: list[Property]) -> tuple[Network, list[Property]]:
-    """Return several networks as one, and properties that say of every one what they said of the first."""
-    first = parts[0]
-    size, count = first.input_size, first.output_size
-    for other in parts[1:]:
-        if (other.source.input_shape, other.output_size) != (first.source.input_shape, count):
-            said = f"takes inputs of shape {list(other.source.input_shape)} and has {other.output_size} outputs"
-            raise InputError(f"'{other.name}' {said}: not alike")
+    whole = _together(parts) if others else network
+    files, named = [model, *others], None if certificates is None else Path(certificates)
+    if named and (len(files) > 2 or options.normalize or not all(isinstance(file, Path | str) for file in files)):
+        raise InputError("certificates= needs model and at most one of also= as paths of files, and no normalize=")
+    kept = open_certificates(named, list(map(str, files)), parts)
 
     def moved(polytope: Polytope, start: int) -> Polytope:
         return tuple(replace(row, coefficients=tuple((i + start, c) for i, c in row.coefficients)) for row in polytope)
 
-    starts = range(0, count * len(parts), count)
-    both = combine([NetworkPart(f"part {i}", part, range(size)) for i, part in enumerate(parts)], size, replay)
-    return both, [
-        replace(p, unsafe=tuple(moved(polytope, start) for start in starts for polytope in p.unsafe))
-        for p in properties
-    ]
+    def ask(numbers: Iterable[int], eps: Any) -> Results:
+        properties = around.properties(network, pixels, labels, eps)
+        starts = range(0, whole.output_size, network.output_size)
+        if others:
+            # What is said of the first network's outputs is said of every network's.
+            unsafe = [tuple(moved(each, start) for start in starts for each in p.unsafe) for p in properties]
+            properties = [replace(p, unsafe=each) for p, each in zip(properties, unsafe, strict=True)]
+        questions = [(f"image {i}", [Query(whole, properties[i])]) for i in numbers]
+        return options.answer(whole, questions, around.order != math.inf, kept)
+
+    return len(pixels), ask
+
+
+def _together(parts: Sequence[Network]) -> Network:
+    """Return several networks of the same inputs as one, which has the outputs of all."""
+    first = parts[0]
+    for other in parts[1:]:
+        if (other.source.input_shape, other.output_size) != (first.source.input_shape, first.output_size):
+            said = f"takes inputs of shape {list(other.source.input_shape)} and has {other.output_size} outputs"
+            raise InputError(f"'{other.name}' {said}: not alike")
+    size = first.input_size
+    return combine([NetworkPart(f"part {i}", part, range(size)) for i, part in enumerate(parts)], size, replay)
 
 
 @neutral()
@@ -367,7 +366,7 @@ def verify_radii(
         raise InputError(f"radii are a list of numbers, not {radii!r:.40}") from None
     if not exact:
         raise InputError("there are no radii")
-    count, ask = _asking(model, images, labels, options)
+    count, ask = _asking(model, images, labels, **options)
     found: dict[Fraction, list[Result]] = {}
     known: dict[int, Result] = {}
     for radius in sorted(set(exact)):
@@ -409,14 +408,14 @@ def certified_radius(
     limit, width = exact_number(upper, "upper"), exact_number(tolerance, "the tolerance")
     if limit <= 0 or width <= 0:
         raise InputError("upper and the tolerance are positive")
-    count, ask = _asking(model, images, labels, {**options, "method": method})
+    count, ask = _asking(model, images, labels, method=method, **options)
     low, high = [Fraction(-1)] * count, [limit] * count
     refuted: list[float] = [math.inf] * count
     # The first round asks for the image alone, the second for the largest radius.
     asked, rounds = [Fraction(0)] * count, 0
     open_ = list(range(count))
     while open_:
-        results = ask(open_, np.array([asked[i] for i in open_], dtype=object))
+        results = ask(open_, np.array(asked, dtype=object))
         for i, result in zip(open_, results, strict=True):
             if result.verdict is Verdict.UNSAT:
                 low[i] = asked[i]
@@ -429,22 +428,3 @@ def certified_radius(
         open_ = [i for i in open_ if low[i] >= 0 and low[i] < limit and high[i] - low[i] > width]
     certified = np.array([round_down(max(radius, Fraction(0))) for radius in low])
     return Radii(certified, np.array([nearest(radius) for radius in refuted]), rounds)
-
-
-def _asking(
-    model: Model, images: Any, labels: Any, options: dict[str, Any]
-) -> tuple[int, Callable[[list[int], Any], Results]]:
-    """Return the number of images, and ``verify`` for some of them and a radius, of a model that is read once."""
-    if "eps" in options:
-        raise InputError("several radii are asked about images; eps has no meaning with them")
-    pixels, true = arguments.pixels(images), arguments.classes(labels)
-    if len(pixels) != len(true):
-        raise InputError(f"{len(true)} labels for {len(pixels)} images")
-    around, normalize = options.pop("around", Around()), options.pop("normalize", None)
-    network = arguments.network(model, pixels.shape[1:], normalize, options.pop("argument", None))
-
-    def ask(open_: list[int], eps: Any) -> Results:
-        chosen = around.chosen(open_, pixels.shape)
-        return verify(network, pixels[open_], true[open_], eps, around=chosen, **options)
-
-    return len(pixels), ask

@@ -1,7 +1,7 @@
 """Campaigns: many queries put to one verifier, whose claims are checked, recorded at once and never asked twice."""
 
 from verifiable_relu.campaign.result import QUIET, Observer, Result
-from verifiable_relu.campaign.runner import Case, run
+from verifiable_relu.campaign.runner import Case, open_certificates, run
 from verifiable_relu.campaign.store import Store
 
-__all__ = ["QUIET", "Case", "Observer", "Result", "Store", "run"]
+__all__ = ["QUIET", "Case", "Observer", "Result", "Store", "open_certificates", "run"]

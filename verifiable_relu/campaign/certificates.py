@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from verifiable_relu.check import BadInput, Refused, check
-from verifiable_relu.check.checker import TABLE
+from verifiable_relu.check.records import TABLE
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.execution.replay import replay
 from verifiable_relu.files import on_disk, read_bytes
@@ -59,7 +59,7 @@ class Certificates:
     """The folder, which is made if there is none.
 
     Where properties come from no file, all questions are about the ``files`` of one or two ``networks``, the first of
-    which may be a family; each property is then written beside its certificate.
+    which may be a family; each property is then written next to its certificate.
     """
 
     def __init__(self, folder: Path, files: Sequence[str] = (), networks: Sequence[Network] = ()) -> None:

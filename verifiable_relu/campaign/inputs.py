@@ -6,7 +6,7 @@ import hashlib
 import pickle
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -28,7 +28,7 @@ from verifiable_relu.search.registry import limited, make
 from verifiable_relu.settings import neutral, require_device
 from verifiable_relu.spec import Property, SpecFile, find_network, limits, queries, read_vnnlib
 from verifiable_relu.spec.find import Networks, assigned, paths
-from verifiable_relu.spec.specfile import DeclaredNetwork, stem
+from verifiable_relu.spec.specfile import KINDS, DeclaredNetwork, stem
 
 _COMPARED_BOXES = 4  # Most boxes of a property at whose points a network is compared with its ONNX file
 _KEPT_NETWORKS = 64 << 20  # Most bytes of ONNX files whose networks are kept, but for the last one
@@ -93,23 +93,22 @@ def unanswered(
 
 
 class _Recent(Generic[_Held]):
-    """What was read last, by key, as far as its size is within a limit."""
+    """Cache of what was read last, by key, as far as its size is within a limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held: OrderedDict[Hashable, tuple[_Held, int]] = OrderedDict()
 
-    def get(self, key: Hashable) -> _Held | None:
+    def __call__(self, key: Hashable, make: Callable[[], tuple[_Held, int]]) -> _Held:
+        """Return what is held by a key, or else what ``make`` returns with its size."""
         if key not in self._held:
-            return None
+            self._held[key] = make()
+            sizes = [size for _, size in self._held.values()]
+            while len(self._held) > 1 and (len(self._held) > _KEPT or sum(sizes) > self._limit):
+                self._held.popitem(last=False)
+                del sizes[0]
         self._held.move_to_end(key)
         return self._held[key][0]
-
-    def put(self, key: Hashable, found: _Held, size: int) -> _Held:
-        self._held[key] = found, size
-        while len(self._held) > 1 and (len(self._held) > _KEPT or sum(s for _, s in self._held.values()) > self._limit):
-            self._held.popitem(last=False)
-        return found
 
 
 @dataclass(frozen=True)
@@ -122,20 +121,15 @@ class _Read:
 
 
 class Loader:
-    """A reader of instances, which reads equal networks and properties once, as far as memory for them is bounded.
+    """Reader of instances, which reads a network and equal properties once, as far as memory for them is bounded.
 
-    ``networks`` are the files by the names that VNN-LIB 2.0 files declare; every network goes through ``prepare``, such
-    as ``execution_model``, once it was read. Results of instances that cannot be read name the ``arithmetic``.
+    Every network goes through ``prepare``, such as ``execution_model``, once it was read. If the ``arithmetic`` is
+    *declared*, that function also takes the type that the property file declares. Results of instances that cannot be
+    read name the arithmetic.
     """
 
-    def __init__(
-        self,
-        networks: Mapping[str, Path] | None = None,
-        prepare: Callable[[Network], Network] | None = None,
-        arithmetic: str = "real",
-    ) -> None:
-        self.networks, self.prepare, self.arithmetic = dict(networks or {}), prepare, arithmetic
-        self.clock: Callable[[], float] = time.perf_counter
+    def __init__(self, prepare: Callable[..., Network] | None = None, arithmetic: str = "real") -> None:
+        self.prepare, self.arithmetic = prepare, arithmetic
         self._networks = _Recent[_Read | InputError](_KEPT_NETWORKS)
         self._properties = _Recent[tuple[SpecFile, set[str]]](_KEPT_PROPERTIES)
         self._digests: dict[Path, str] = {}
@@ -146,60 +140,59 @@ class Loader:
 
     def __reduce__(self) -> tuple[object, ...]:
         # In another process, networks stay prepared from one task to the next.
-        return _kept_loader, (tuple(self.networks.items()), pickle.dumps(self.prepare), self.arithmetic)
+        return _kept_loader, (pickle.dumps(self.prepare), self.arithmetic)
 
-    def files(self, entry: InstanceFiles) -> str:
-        """A digest of the bytes of an instance's files and of what is done to them; empty where one cannot be read."""
-        if entry.onnx is None:
+    def files(self, entry: InstanceFiles, text: str | None = None) -> str:
+        """Return a digest of the bytes of an instance's files and of what is done to them; empty where one is unknown.
+
+        ``text`` is that of the property file, which is read without.
+        """
+        if entry.onnx is None or self._prepared is None:
             return ""
         try:
             for path in paths(entry.onnx):
                 if path not in self._digests:
                     self._digests[path] = hashlib.sha256(onnx_bytes(path)).hexdigest()
-            return self._files(entry.onnx, self._digests, _digest(read_text(entry.vnnlib, limits.BYTES)))
+            text = read_text(entry.vnnlib, limits.BYTES) if text is None else text
         except InputError:
             return ""
-
-    def _files(self, onnx: Path | Networks, digests: Mapping[Path, str], text: str) -> str:
-        read = [digests.get(path, "") for path in paths(onnx)]
-        if self._prepared is None or not all(read):
-            return ""
-        names = [f"{name}=" for name, _ in onnx.files] if isinstance(onnx, Networks) else [""]
+        read = [self._digests[path] for path in paths(entry.onnx)]
+        names = [f"{name}=" for name, _ in entry.onnx.files] if isinstance(entry.onnx, Networks) else [""]
         said = " ".join(map("".join, zip(names, read, strict=True)))
-        return "files:" + _digest(f"{said} {text} {self._prepared.hex()}")
+        return "files:" + _digest(f"{said} {_digest(text)} {self._prepared.hex()}") if all(read) else ""
 
     @neutral()
     def case(self, entry: InstanceFiles) -> Case:
         """The instance that a property file and a network make; an InputError if these are bad or do not fit."""
-        start = self.clock()
+        start = time.perf_counter()
         with _bounded(entry.vnnlib):
             text = read_text(entry.vnnlib, limits.BYTES)
             # Equal texts in files of one name are parsed once.
-            digest = _digest(text)
-            named = digest, stem(entry.vnnlib)
-            spec, compared = self._properties.get(named) or self._properties.put(
-                named, (read_vnnlib(entry.vnnlib, text=text), set()), len(text)
-            )
+            named = _digest(text), stem(entry.vnnlib)
+            spec, compared = self._properties(named, lambda: ((read_vnnlib(entry.vnnlib, text=text), set()), len(text)))
             spec = spec if spec.path == entry.vnnlib else replace(spec, path=entry.vnnlib)
-            onnx = entry.onnx if entry.onnx is not None else find_network(spec, None, self.networks)
+            onnx = entry.onnx if entry.onnx is not None else find_network(spec)
             files = assigned(spec, onnx)
-        before = self.clock()
+        before = time.perf_counter()
         declared = (None,) if spec.joined is None else spec.joined.networks
-        wanted = [(path, self._chosen(path, each)) for path, each in zip(files, declared, strict=True)]
+        kinds = declared_types(spec) if self.arithmetic == "declared" else ()
+        if len(kinds) > 1:
+            raise InputError(f"the query declares several element types: {', '.join(kinds)}", path=spec.path)
+        wanted = [(path, self._chosen(path, each, kinds), kinds) for path, each in zip(files, declared, strict=True)]
         read = {each: self._network(*each) for each in wanted}
         networks = [read[each].network for each in wanted]
-        after = self.clock()
+        after = time.perf_counter()
         with _bounded(entry.vnnlib):
             asked = tuple(queries(spec, *networks))
-        digests = {path: each.digest for (path, _), each in read.items()}
+        self._digests |= {path: each.digest for (path, *_), each in read.items()}
         for index, (path, network) in enumerate(zip(files, networks, strict=True)):
-            if not (digests[path] and digests[path] in compared):
+            digest = self._digests[path]
+            if not (digest and digest in compared):
                 places = None if spec.joined is None or spec.joined.alone else spec.joined.networks[index].places
                 believe(network, spec.properties, path, places)
-                compared.add(digests[path])
-        key = "" if entry.onnx is None else self._files(onnx, digests, digest)
-        spent = before - start + sum(each.seconds for each in read.values()) + self.clock() - after
-        return Case(str(onnx), str(entry.vnnlib), asked, entry.timeout, spec, key, spent)
+                compared.add(digest)
+        spent = before - start + sum(each.seconds for each in read.values()) + time.perf_counter() - after
+        return Case(str(onnx), str(entry.vnnlib), asked, entry.timeout, spec, self.files(entry, text), spent)
 
     def read(self, entry: InstanceFiles, debug: bool = False) -> Case | Result:
         """The instance, or the result that says why it cannot be read; ``debug`` raises faults of the program."""
@@ -210,40 +203,33 @@ class Loader:
                 raise
             return unanswered(entry, error, self.arithmetic)
 
-    def _network(self, path: Path, chosen: Chosen = EVERYTHING) -> _Read:
+    def _network(self, path: Path, chosen: Chosen = EVERYTHING, kinds: Sequence[str] = ()) -> _Read:
         """Return the network of an ONNX file, read on the first call only; a later call raises the same InputError."""
-        where = path.resolve(), chosen
-        known = self._networks.get(where) or self._networks.put(where, *self._read_network(path, chosen))
+        where = path.resolve(), chosen, kinds
+        known = self._networks(where, lambda: self._read_network(path, chosen, kinds))
         if isinstance(known, InputError):
             raise known
         return known
 
-    def _read_network(self, path: Path, chosen: Chosen) -> tuple[_Read | InputError, int]:
-        start, data = self.clock(), b""
+    def _read_network(self, path: Path, chosen: Chosen, kinds: Sequence[str]) -> tuple[_Read | InputError, int]:
+        start, data = time.perf_counter(), b""
         try:
             with _bounded(path):
                 data = onnx_bytes(path)
-                digest, name = hashlib.sha256(data).hexdigest(), stem(path)
-                known = self._networks.get((digest, chosen))
-                if isinstance(known, _Read):
-                    same = known.network.name == name
-                    return known if same else replace(known, network=replace(known.network, name=name)), len(data)
                 found = read_onnx(path, chosen=chosen, data=data)
                 whole = found.source.onnx == data
-                found = found if self.prepare is None else self.prepare(found)
+                found = found if self.prepare is None else self.prepare(found, *kinds)
         except InputError as error:
             return error.located(path), len(data)
-        read = _Read(found, digest if whole else "", self.clock() - start)
-        if whole:
-            self._networks.put((digest, chosen), read, 0)
-        return read, len(data)
+        digest = hashlib.sha256(data).hexdigest() if whole else ""
+        return _Read(found, digest, time.perf_counter() - start), len(data)
 
-    def _chosen(self, path: Path, declared: DeclaredNetwork | None) -> Chosen:
-        """The tensors that a query means: of the file's own names where all have one, otherwise those in its order."""
+    def _chosen(self, path: Path, declared: DeclaredNetwork | None, kinds: Sequence[str]) -> Chosen:
+        """Return the tensors that a query means: of the file's names where all have one, otherwise in its order."""
         if declared is None:
             return EVERYTHING
         found = Chosen(hidden=tuple(tensor.node for tensor in declared.hidden))
-        ports, inputs = [*self._network(path, found).network.source.ports], len(declared.inputs)
+        ports, inputs = [*self._network(path, found, kinds).network.source.ports], len(declared.inputs)
         for role, tensors, own in (
             ("inputs", declared.inputs, ports[:inputs]),
             ("outputs", declared.outputs, ports[inputs : inputs + len(declared.outputs)]),
@@ -255,8 +241,15 @@ class Loader:
 
 
 @lru_cache(maxsize=1)
-def _kept_loader(networks: tuple[tuple[str, Path], ...], prepare: bytes, arithmetic: str) -> Loader:
-    return Loader(dict(networks), pickle.loads(prepare), arithmetic)
+def _kept_loader(prepare: bytes, arithmetic: str) -> Loader:
+    return Loader(pickle.loads(prepare), arithmetic)
+
+
+def declared_types(spec: SpecFile) -> tuple[str, ...]:
+    """Return the element types that a VNN-LIB 2.0 query declares, as arithmetics are called; in 1.0 *real* alone."""
+    declared = () if spec.joined is None else spec.joined.networks
+    found = {KINDS[tensor.kind].lower() for each in declared for tensor in (*each.inputs, *each.given)}
+    return tuple(sorted(found)) or ("real",)
 
 
 def believe(

@@ -1,8 +1,7 @@
 """The queue of a campaign: instances go in parts, which are tasks, to whatever executor there is.
 
-The instances of a part are answered as one batch and share the work on a network. Instances are drawn from a list as
-they are needed, and are forgotten when answered. Parts have one size for nearly all of a long list, and the last ones
-are single instances: at the end no process should wait long for another.
+The instances of a part are answered as one batch and share the work on a network. Parts have one size for nearly all of
+a long list, and the last ones are single instances: at the end no process should wait long for another.
 
 The process that runs the campaign keeps the records. A part tells it of every answer as soon as there is one, and asks
 it for those of earlier runs: what the part's observer is told and asked goes there as messages. Where nobody listens to
@@ -15,17 +14,16 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from verifiable_relu.campaign.inputs import InstanceFiles, Loader, unanswered
 from verifiable_relu.campaign.result import QUIET, Key, Observer, Result, versions
-from verifiable_relu.campaign.runner import Case, run
-from verifiable_relu.errors import InputError, OutOfTime
+from verifiable_relu.campaign.runner import Case, open_certificates, run
+from verifiable_relu.errors import OutOfTime
 from verifiable_relu.files import on_disk
 from verifiable_relu.search.batch import Verifier, described
 from verifiable_relu.search.budget import TimeBudget
@@ -35,17 +33,16 @@ from verifiable_relu.supervisor.workers import Deadline, Executor, Report, run_t
 
 GRACE_S = 0.8  # Seconds after its time limit in which an instance may still end by itself
 _PROGRESS_EVERY_S = 0.2  # The least seconds between two messages about stages
-_PARTS_PER_WORKER = 4  # Instances that are drawn make at least so many parts for each worker
+_PARTS_PER_WORKER = 4  # The least number of parts, for each worker, that the instances left make
 _PART = 64  # The most instances of a part
 _PART_BYTES = 16 << 20  # The most bytes of the files of a part, as they lie on the disk, unless it is a single instance
-_DRAWN = 2 * _PART * _PARTS_PER_WORKER  # Instances drawn ahead of the answers, for each worker
 Numbered = tuple[int, InstanceFiles]  # An instance with its number in the campaign
 Answer = tuple[int, Result, bool]  # The arguments of ``Observer.result``
 
 
 @dataclass(frozen=True)
 class Job:
-    """The part of a campaign's task that is the same for all instances, which are charged by the budget's clock.
+    """The part of a campaign's task that is the same for all instances.
 
     A worker's process, and each that it starts, may have ``memory`` bytes resident; None for the default.
     """
@@ -68,26 +65,16 @@ class InstancePart:
     def __call__(self, report: Report) -> list[Answer]:
         """Answer the instances; messages go to the process that runs the campaign. Returns what it does not take."""
         job, observer = self.job, _Reporter([number for number, _ in self.entries], report)
-        job.loader.clock = job.budget.clock
         if job.memory is not None:
             limit_memory(job.memory)
-        timed = job.budget.clock is time.perf_counter
         cases: list[Case | Result] = []
         for number, entry in self.entries:
-            if timed:
-                report(Deadline(entry.timeout + GRACE_S, number))
+            report(Deadline(entry.timeout + GRACE_S, number))
             cases.append(job.loader.read(entry, job.debug))
-        if timed:
-            # Certificates come on top of the limits.
-            left = sum(GRACE_S + max(0.0, case.timeout - case.spent) for case in cases if isinstance(case, Case))
-            report(Deadline(math.inf if job.certificates is not None else left + GRACE_S))
-        certificates = None
-        if job.certificates is not None:
-            # Imported here, because most campaigns need no checker.
-            from verifiable_relu.campaign.certificates import Certificates
-
-            certificates = Certificates(job.certificates)
-        run(cases, job.verifier, observer, certificates, job.budget)
+        left = sum(GRACE_S + max(0.0, case.timeout - case.spent) for case in cases if isinstance(case, Case))
+        # Certificates come on top of the limits.
+        report(Deadline(math.inf if job.certificates is not None else left + GRACE_S))
+        run(cases, job.verifier, observer, open_certificates(job.certificates), job.budget)
         return observer.unheard
 
 
@@ -113,57 +100,30 @@ class _Reporter(Observer):
             self.unheard.append(answer)
 
 
-def run_parallel(entries: Iterable[InstanceFiles], job: Job, executor: Executor, observer: Observer = QUIET) -> None:
+def run_parallel(entries: Sequence[InstanceFiles], job: Job, executor: Executor, observer: Observer = QUIET) -> None:
     """Answer all instances, and tell of each result as soon as it is known.
 
     A process that fails while it works on an instance, or uses too much memory or time, costs this instance alone: it
-    is *unknown*, and the others go to a new process. Instances are drawn as they are needed, and numbered from 0; one
-    that a record answers is not asked again. The observer is told from several threads, one at a time. Raises what
-    ``run`` raises, or what ``entries`` raise, after the instances before are answered.
+    is *unknown*, and the others go to a new process. Instances are numbered from 0; one that a record answers is not
+    asked again. The observer is told from several threads, one at a time. Raises what ``run`` raises.
     """
-    queue = _Queue(enumerate(entries), job, executor, observer)
-    try:
-        queue.draw()
-        if queue.fault is None:
-            run_tasks(executor, queue.next, queue.end, queue.hear)
-    finally:
-        observer.finish()
-    if queue.fault is not None:
-        raise queue.fault
+    queue = _Queue(entries, job, executor, observer)
+    run_tasks(executor, queue.next, queue.end, queue.hear)
 
 
 class _Queue:
     """The instances of one campaign; ``hear`` is for any thread, the other methods for one."""
 
-    def __init__(self, source: Iterator[Numbered], job: Job, executor: Executor, observer: Observer) -> None:
-        self._source: Iterator[Numbered] | None = source
+    def __init__(self, entries: Sequence[InstanceFiles], job: Job, executor: Executor, observer: Observer) -> None:
         self._job, self._executor, self._observer = job, executor, observer
-        self.fault: InputError | None = None  # The error with which the list of instances ended
         self._method = described(job.verifier, job.budget)
-        self._open: dict[int, InstanceFiles] = {}  # The instances that are drawn and not answered
-        self._line: list[int] = []  # Those of them that no part had yet, with those of one network together
+        self._open = dict(enumerate(entries))  # The instances that are not answered
+        # Those of them that no part had yet, from the last one on, with those of one network together.
+        networks = [str(entry.onnx or entry.vnnlib.parent) for entry in entries]
+        place = {network: index for index, network in enumerate(dict.fromkeys(networks))}
+        self._line = sorted(self._open, key=lambda number: (place[networks[number]], number), reverse=True)
         self._waiting: list[list[int]] = []  # The parts that are next, before these
         self._lock = threading.RLock()
-        self._most, self._ahead = (_PART if executor.listens else 1), _DRAWN * executor.size
-
-    def draw(self) -> None:
-        """Draw instances until enough are in line for some parts, or there are no more."""
-        while self._source is not None and len(self._line) < self._ahead // 2:
-            drawn = list[Numbered]()
-            try:
-                for number, entry in islice(self._source, self._ahead):
-                    drawn.append((number, entry))
-                    self._open[number] = entry
-                    if not self._is_recorded(number, entry):
-                        self._line.append(number)
-            except InputError as error:
-                self.fault = error
-            if self.fault is not None or not drawn:
-                self._source = None
-        # Networks keep their order in line, so that a network whose instances are being answered stays the next one.
-        of = {number: str(self._open[number].onnx or self._open[number].vnnlib.parent) for number in self._line}
-        place = {network: index for index, network in enumerate(dict.fromkeys(of.values()))}
-        self._line.sort(key=lambda number: (place[of[number]], number))
 
     def _is_recorded(self, number: int, entry: InstanceFiles) -> bool:
         """Return True if a record answers an instance, by the bytes of its files, and tell of it."""
@@ -176,19 +136,25 @@ class _Queue:
         wanted = (known, self._method, versions()["verifiable_relu"]), entry.timeout, self._job.certificates is not None
         if not known or (found := self._observer.find(*wanted)) is None:
             return False
+        # A certificate speaks of its own files, which equal ones of another name are not.
+        if self._job.certificates is not None and Path(found.vnnlib).resolve() != entry.vnnlib.resolve():
+            return False
         self._answer(number, replace(found, onnx=str(entry.onnx or found.onnx), vnnlib=str(entry.vnnlib)), True)
         return True
 
     def next(self) -> InstancePart | None:
-        """The next part; None if none is left."""
+        """Return the next part; None if none is left."""
         if self._waiting:
             return self._part(self._waiting.pop())
-        if len(self._line) < self._ahead // 2:
-            self.draw()
-        size = min(self._most, math.ceil(len(self._line) / (_PARTS_PER_WORKER * self._executor.size)))
-        size = self._within(self._line[:size])
-        numbers, self._line = self._line[:size], self._line[size:]
-        return self._part(numbers) if numbers else None
+        while self._line:
+            most = math.ceil(len(self._line) / (_PARTS_PER_WORKER * self._executor.size))
+            part = self._line[: -1 - (min(_PART, most) if self._executor.listens else 1) : -1]
+            part = part[: self._within(part)]
+            del self._line[-len(part) :]
+            with self._lock:
+                if part := [number for number in part if not self._is_recorded(number, self._open[number])]:
+                    return self._part(part)
+        return None
 
     def _part(self, numbers: Sequence[int]) -> InstancePart:
         # Workers may have another folder.
@@ -198,7 +164,7 @@ class _Queue:
         return InstancePart(self._job, entries)
 
     def _within(self, part: Sequence[int]) -> int:
-        """The number of instances at the beginning of a part whose files are small enough together."""
+        """Return the number of instances at the beginning of a part whose files are small enough together."""
         size, seen = 0, set[Path]()
         for count, number in enumerate(part):
             for path in {self._open[number].vnnlib, *paths(self._open[number].onnx)} - seen:

@@ -32,6 +32,9 @@ _SEVERITY = (
 _TRUST = (Trust.FLOAT, Trust.ROUNDED, Trust.EXACT, Trust.CHECKED)  # The trust labels, from the weakest to the strongest
 REFUSED = "the checker refuses the certificate"  # Begins the detail of a dispute
 
+DISPUTED, BAD_INPUT, FAULT = 3, 2, 1
+"""The exit statuses of commands where checker and verifier disagree, for bad input, and for a fault of the program."""
+
 _PASSING = (Reason.ERROR, Reason.MEMORY, Reason.INTERRUPTED)
 """The reasons that may not hold in another run; instances with one of them are asked again."""
 
@@ -139,6 +142,19 @@ class Result:
         return self.reason is Reason.UNCONFIRMED and self.detail.startswith(REFUSED)
 
     @property
+    def complaint(self) -> tuple[int, str]:
+        """The exit status that a command owes to the result, 0 for most, and the line that says why."""
+        if self.disputed:
+            return DISPUTED, f"{self.vnnlib}: {self.detail}"
+        if self.reason is not Reason.ERROR:
+            return 0, ""
+        return (
+            (FAULT, f"{self.vnnlib}: fault of {self.method}: {self.detail}")
+            if self.method
+            else (BAD_INPUT, self.detail)
+        )
+
+    @property
     def counterexample(self) -> np.ndarray | None:
         """The counterexample of a *sat* verdict rounded to float32, shaped as an input sample; None otherwise."""
         if self.verdict is not Verdict.SAT or self.witness is None:
@@ -223,9 +239,6 @@ class Observer:
 
     def result(self, number: int, result: Result, recorded: bool) -> None:
         """The instance with this number is answered; ``recorded`` if the answer is of an earlier run."""
-
-    def finish(self) -> None:
-        """The campaign has ended, perhaps by an exception."""
 
 
 QUIET = Observer()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from verifiable_relu.campaign.result import QUIET, REFUSED, Observer, Result, join, versions
 from verifiable_relu.campaign.store import assignment
+from verifiable_relu.ir.network import Network
 from verifiable_relu.search.batch import Account, QueryBatch, Verifier, described
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
@@ -26,6 +27,18 @@ if TYPE_CHECKING:  # Certificates come with branch and bound, which other method
     from verifiable_relu.proof.recorder import Recorder
 
 HEADLESS = "the last layer keeps the order of the outputs, which the property only compares, and was left out"
+
+
+def open_certificates(
+    folder: Path | None, files: Sequence[str] = (), networks: Sequence[Network] = ()
+) -> Certificates | None:
+    """Return the folder of certificates that is asked for, if one is."""
+    if folder is None:
+        return None
+    # Imported here, because the checker takes 0.4 s of processor time.
+    from verifiable_relu.campaign.certificates import Certificates
+
+    return Certificates(folder, files, networks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +88,8 @@ def run(
         InputError: if the store cannot be written.
     """
     campaign = _Campaign(cases, verifier, budget, observer, certificates)
-    try:
-        campaign.settle()
-        campaign.attempt(range(len(campaign.owner)))
-    finally:
-        observer.finish()
+    campaign.settle()
+    campaign.attempt(range(len(campaign.owner)))
     return [campaign.known[number] for number in sorted(campaign.known)]
 
 
@@ -106,29 +116,26 @@ class _Campaign:
         for index, case in enumerate(self.cases):
             if isinstance(case, Result):
                 self.record(index, replace(case, verifier=self.method))
-            elif (known := self.earlier(case)) is not None:
+                continue
+            key, wanted = (case.digest, self.method, versions()["verifiable_relu"]), self.certificates is not None
+            known = self.observer.find(key, case.timeout, wanted)
+            # A certificate speaks of its own files, which an equal question in other files is not.
+            if known is not None and not (wanted and Path(known.vnnlib).resolve() != Path(case.vnnlib).resolve()):
                 self.record(index, replace(known, onnx=case.onnx, vnnlib=case.vnnlib), recorded=True)
-            else:
-                self.outcomes[index] = {}
-                account = Account(max(0.0, case.timeout - case.spent))
-                self.members[index] = range(len(queries), len(queries) + len(case.queries))
-                accounts |= dict.fromkeys(self.members[index], account)
-                # Heads that are of no account are left out.
-                queries.extend(query.without_head for query in case.queries)
-                self.owner.extend([index] * len(case.queries))
+                continue
+            self.outcomes[index] = {}
+            account = Account(max(0.0, case.timeout - case.spent))
+            self.members[index] = range(len(queries), len(queries) + len(case.queries))
+            accounts |= dict.fromkeys(self.members[index], account)
+            # Heads that are of no account are left out.
+            queries.extend(query.without_head for query in case.queries)
+            self.owner.extend([index] * len(case.queries))
         if self.certificates is not None:
             # Imported here, because few campaigns write certificates.
             from verifiable_relu.proof.recorder import Recorder
 
             self.recorder = Recorder()
         self.batch = QueryBatch(queries, self.budget, accounts, self.observer.stage, observer=self.recorder)
-
-    def earlier(self, case: Case) -> Result | None:
-        wanted = self.certificates is not None
-        found = self.observer.find((case.digest, self.method, versions()["verifiable_relu"]), case.timeout, wanted)
-        # A certificate speaks of its own files, which an equal question in other files is not.
-        elsewhere = found is not None and wanted and Path(found.vnnlib).resolve() != Path(case.vnnlib).resolve()
-        return None if elsewhere else found
 
     def attempt(self, members: Sequence[int]) -> None:
         """Put the queries ``members``, as far as they are open, to the verifier; where that fails, in halves.
@@ -187,8 +194,7 @@ class _Campaign:
             found.trust, found.margin, found.witness, found.outputs, source.input_shape, found.detail, found.seconds,
             found.unstable, found.subproblems, network.digest, case.digest, self.method, case.timeout, files=case.files,
             arithmetic=network.arithmetic, processor_seconds=self.batch.processor(query),
-            memory=peak_memory() or None, certificate=certificate,
-            mended=source.repairs,
+            memory=peak_memory() or None, certificate=certificate, mended=source.repairs,
         )  # fmt: skip
         if result.verdict is Verdict.SAT and case.spec is not None:
             result = replace(result, assignment="\n".join(assignment(result, case.spec)))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -16,7 +13,7 @@ from pathlib import Path
 
 from verifiable_relu.campaign.result import QUIET, Key, Observer, Result
 from verifiable_relu.errors import InputError, printable
-from verifiable_relu.files import csv_cell, replacement, write_whole
+from verifiable_relu.files import csv_cell, csv_line, replacement, write_whole
 from verifiable_relu.journal import Journal, RecordFormat, is_plain_file, read_journal, unusable
 from verifiable_relu.search.outcomes import Verdict
 from verifiable_relu.spec.specfile import SpecFile, Variable, exact_text, stem
@@ -31,8 +28,6 @@ COUNTEREXAMPLES = "counterexamples"  # The folder, in a store's folder, with a f
 
 _LONGEST_NAME = 80
 
-TABLE_EVERY = 1.0  # The least seconds between two writings of the table during a run; records are written at once
-_PATIENCE = 50  # Between two writings of the table lie at least this many times the seconds that one takes
 RESULTS = RecordFormat(b'{"onnx": "', Result.to_json, Result.from_json)  # The format of the records of a campaign
 _HEAD = b"onnx,vnnlib,"  # The first bytes of every results.csv of this package
 
@@ -52,14 +47,12 @@ class Store(Observer, AbstractContextManager["Store"]):
     def __init__(self, folder: Path | str, repair: bool = False, command: str = "", observer: Observer = QUIET) -> None:
         self.folder, self.command, self.observer = Path(folder), command, observer
         self._table = self.folder / "results.csv"
-        # Places in the journal: of answers by their keys, of records by what they name, of the table's rows by number.
-        self._places: dict[bytes, int] = {}
-        self._named: dict[bytes, int] = {}
+        # Places in the journal: of answers by their keys and of records by their names, with the time limits of answers
+        # that are no verdicts, infinite for others; and of the table's rows by number.
+        self._places: dict[bytes, tuple[int, float]] = {}
         self._rows: dict[int, int] = {}
-        self._limits: dict[bytes, float] = {}  # The time limits of those of the answers that are no verdicts
         self._stages: dict[str, None] = {}
         self._count = 0
-        self._due = 0.0
         try:
             # The table is checked before the journal is opened, which may change its file: in a folder with a table of
             # another program, no file is changed.
@@ -84,14 +77,22 @@ class Store(Observer, AbstractContextManager["Store"]):
         return self._count > 0
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Replace ``results.csv`` by a table of the results of this run, in the order of their numbers, and close."""
+        results = self._journal.at(*(place for _, place in sorted(self._rows.items())))
+        head = [*COLUMNS, *(f"{stage} seconds" for stage in self._stages)]
+        rows = chain([head], (_row(result, self._stages) for result in results))
+        try:
+            if self._rows:
+                self._write(self._table, (csv_line(row, "\r\n") for row in rows))
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Close the journal and release the folder's lock; a second call does nothing."""
         self._journal.close()
 
     def find(self, key: Key, timeout: float, checked: bool = False) -> Result | None:
-        place = self._places.get(_short(key))
+        place, _ = self._places.get(_short(key), (None, 0.0))
         found = None if place is None else next(self._journal.at(place))
         return found if found is not None and found.answers(timeout, checked) else None
 
@@ -102,15 +103,14 @@ class Store(Observer, AbstractContextManager["Store"]):
         """Take the result of an instance, by its number in this run, into the table, and keep a record of it.
 
         One that is ``recorded`` is known from an earlier run, or from an equal question in other files: it is recorded
-        under the names of these files, if it is not yet. The table is written soon.
+        under the names of these files, if it is not yet. The table is written at the end.
         """
-        known = (self._places.get(_short(result.key)), self._named.get(_short(_names(result)))) if recorded else ()
-        records = ((each, next(self._journal.at(each))) for each in known if each is not None)
+        known = map(self._places.get, map(_short, (result.key, _names(result)))) if recorded else ()
+        places = [each[0] for each in known if each is not None]
+        records = zip(places, self._journal.at(*places), strict=True)
         place = next((each for each, record in records if _said(record) == _said(result)), None)
         self._rows[number] = self.append(result) if place is None else place
         self._stages |= dict.fromkeys(result.stages)
-        if time.perf_counter() > self._due:
-            self.finish()
         self.observer.result(number, result, recorded)
 
     def append(self, result: Result) -> int:
@@ -124,15 +124,6 @@ class Store(Observer, AbstractContextManager["Store"]):
         self._remember(place, result)
         return place
 
-    def finish(self) -> None:
-        """Replace ``results.csv`` by a table of the results of this run, in the order of their numbers."""
-        start = time.perf_counter()
-        results = self._journal.at(*(place for _, place in sorted(self._rows.items())))
-        head = [*COLUMNS, *(f"{stage} seconds" for stage in self._stages)]
-        self._write(self._table, map(_line, chain([head], (_row(result, self._stages) for result in results))))
-        # The rows of a long list take long to write: nearly all of the time is for the instances.
-        self._due = time.perf_counter() + max(TABLE_EVERY, _PATIENCE * (time.perf_counter() - start))
-
     def _write(self, path: Path, parts: Iterable[str]) -> None:
         try:
             path.parent.mkdir(exist_ok=True)
@@ -144,34 +135,31 @@ class Store(Observer, AbstractContextManager["Store"]):
 
     def _remember(self, place: int, result: Result) -> None:
         if result.query:
-            self._named[_short(_names(result))] = place
+            self._places[_short(_names(result))] = place, math.inf
         if not result.final:
             return
         self._count += _short(result.key) not in self._places
         decided = result.verdict is not Verdict.UNKNOWN
         for short in map(_short, result.keys):
             # A verdict outweighs none, and a longer run a shorter one.
-            if short not in self._places or decided or self._limits.get(short, math.inf) <= result.timeout:
-                self._places[short] = place
-                self._limits.pop(short, None)
-                if not decided:
-                    self._limits[short] = result.timeout
+            if decided or self._places.get(short, (0, 0.0))[1] <= result.timeout:
+                self._places[short] = place, math.inf if decided else result.timeout
 
 
 def read_results(folder: Path | str) -> list[Result]:
-    """The latest results in a folder of each verifier, arithmetic and instance; an InputError if one is damaged."""
+    """Return the last result of each verifier, arithmetic and instance in a folder; an InputError if one is damaged."""
     return list({_names(result): result for result in read_journal(folder, RESULTS)}.values())
 
 
 def counterexample_file(result: Result) -> str:
-    """The file of a result's counterexample, relative to the folder; empty if the result has none."""
+    """Return the file of a result's counterexample, relative to the folder; empty if the result has none."""
     if result.verdict is not Verdict.SAT:
         return ""
     return f"{COUNTEREXAMPLES}/{stem(result.vnnlib)[:_LONGEST_NAME]}-{result.query[:12]}.txt"
 
 
 def assignment(result: Result, spec: SpecFile | None = None) -> Iterator[str]:
-    """The lines of a counterexample: exact inputs, and the outputs that onnxruntime computes for them.
+    """Yield the lines of a counterexample: exact inputs, and the outputs that onnxruntime computes for them.
 
     The form is that of the verification competition for the property file's version of VNN-LIB, by default 1.0 with
     inputs ``X`` and outputs ``Y``. A number that no decimal equals is written as a quotient, ``(/ 1.0 3.0)``.
@@ -191,7 +179,7 @@ def assignment(result: Result, spec: SpecFile | None = None) -> Iterator[str]:
 def tensors(
     result: Result, spec: SpecFile | None, text: Callable[[Fraction], str]
 ) -> Iterator[tuple[Variable, list[str]]]:
-    """The inputs, written by ``text``, and outputs of a counterexample by variables."""
+    """Yield the inputs, written by ``text``, and outputs of a counterexample by variables."""
     assert result.witness is not None and result.outputs is not None
     witness, outputs = [text(v) for v in result.witness], [repr(float(v)) for v in result.outputs]
     if spec is None or spec.joined is None:
@@ -216,14 +204,8 @@ def _said(result: Result) -> tuple[object, ...]:
 
 
 def _short(key: tuple[str, ...]) -> bytes:
-    """A digest of a key or of names, since they are long."""
+    # Keys and names are long.
     return blake2b("\0".join(key).encode(errors="surrogateescape"), digest_size=16).digest()
-
-
-def _line(row: Iterable[str]) -> str:
-    text = io.StringIO()
-    csv.writer(text).writerow(row)
-    return text.getvalue()
 
 
 def _row(result: Result, stages: Iterable[str]) -> Iterator[str]:

@@ -13,12 +13,13 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, TextIO
+from typing import Any, TextIO
 
 from verifiable_relu.command_line import (
+    ERASE,
     Parser,
     add_debug,
     complain,
@@ -32,9 +33,6 @@ from verifiable_relu.errors import CallFailed, InputError, OutOfTime
 from verifiable_relu.files import on_disk
 from verifiable_relu.search.registry import methods
 
-if TYPE_CHECKING:
-    from verifiable_relu.supervisor.forks import Ended
-
 ABOUT = """Answer properties of neural networks: does some input of the box reach the unsafe set?
 
     verifiable-relu certify specs/cifar_eps.vnnlib
@@ -46,17 +44,17 @@ each instance as soon as it is answered. Exit status: 0 for every verdict, 2 for
 program, 130 if interrupted, 3 if the checker refuses the certificate of a verdict, which then is unknown.
 """
 
-DISPUTED = 3  # The exit status where verifier and checker disagree
 TIMEOUT = 60.0  # The time limit of an instance in seconds, where nothing else says one
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}  # The binary logarithm of each unit of memory, in bytes
 
 
 def parser() -> Parser:
-    """The parser of the command line."""
+    """Return the parser of the command line."""
     made = Parser(label="certify", prog="verifiable-relu certify", text=ABOUT)
     asked = made.add_argument_group("what is asked")
-    asked.add_argument("file", type=Path, nargs="?", metavar="FILE|DIR|CSV", help="the same as --spec")
-    asked.add_argument("--spec", type=Path, metavar="FILE|DIR|CSV", help="the property file, folder or list")
+    either, what = asked.add_mutually_exclusive_group(required=True), "FILE|DIR|CSV"
+    either.add_argument("file", type=Path, nargs="?", metavar=what, help="the same as --spec")
+    either.add_argument("--spec", type=Path, metavar=what, help="the property file, folder or list")
     text = "the network, where the property file names none, or several as instances.csv has them"
     asked.add_argument("--net", metavar="FILE", help=text)
     text = "the file of a network that a VNN-LIB 2.0 property declares; may be repeated"
@@ -65,8 +63,9 @@ def parser() -> Parser:
         per layer) in its place; without a number, LAMBDA is the λ of the network's own λ-GELUs"""
     asked.add_argument("--joint", nargs="?", type=hardness, const=True, metavar="LAMBDA[,LAMBDA…]", help=text)
     text = """answer for real numbers (real, the default), or for every evaluation of the file in float32, tf32,
-        bfloat16 or float16: sums in any order, with or without fused operations and subnormal numbers"""
-    asked.add_argument("--arithmetic", default="real", metavar="NAME", help=text)
+        bfloat16 or float16: sums in any order, with or without fused operations and subnormal numbers; declared
+        takes the type that a VNN-LIB 2.0 property declares for its networks"""
+    asked.add_argument("--arithmetic", type=arithmetic, default="real", metavar="NAME", help=text)
     how = made.add_argument_group("how it is answered")
     text = f"{', '.join(methods())} (default: auto)"
     how.add_argument("--method", default="auto", choices=methods(), metavar="METHOD", help=text)
@@ -102,43 +101,58 @@ def parser() -> Parser:
     add_debug(shown)
     for action in made._actions:
         action.help = " ".join((action.help or "").split())
+    made.set_defaults(command="", end=math.inf, lines=None)
     return made
 
 
-def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options of a command line; ends the process with status 2 where they do not go together."""
+def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
+    """Run the command; returns the exit status.
+
+    If the process runs this command alone, everything that libraries print to stdout, those in C included, goes to
+    stderr from now on, so that stdout has the answers alone.
+    """
+    made = parser()
     options = made.parse_args(arguments)
     options.command = shlex.join([*made.prog.split(), *(sys.argv[1:] if arguments is None else arguments)])
-    if options.file is not None and options.spec is not None:
-        made.error(f"'{options.file}' and --spec both name what is asked")
-    options.spec = options.spec or options.file
-    if options.spec is None:
-        made.error("--spec is needed")
+    return answer(made, options, alone)
+
+
+def answer(made: Parser, options: argparse.Namespace, alone: bool) -> int:
+    """Do what the options of ``parser`` ask for; returns the exit status.
+
+    ``end`` among them is the time, by ``time.perf_counter``, at which the answer to one property has to be there, and
+    ``lines`` returns what stdout gets of it; None for the verdict and the counterexample of the competition.
+    """
+    options.label, options.spec = made.label, options.spec or options.file
     if options.explain and options.method != "auto":
         made.error("--explain needs the method auto")
-    if options.arithmetic != "real":
-        # Imported here, because numpy comes with it.
-        from verifiable_relu.rounding import ARITHMETICS
-
-        known = ", ".join(ARITHMETICS)
-        if options.arithmetic not in ARITHMETICS:
-            made.error(f"--arithmetic: unknown arithmetic '{options.arithmetic}'; there are real, {known}")
     if options.executor and not re.fullmatch(r"dask://[^\s/:]+:[0-9]{1,5}", options.executor):
         made.error(f"--executor: '{options.executor}' is not of the form dask://HOST:PORT")
     if options.repair and not options.out:
         made.error("--repair needs --out")
     if options.executor and (options.jobs is not None or options.worker_memory is not None):
         made.error("--executor: Dask's own workers decide about --jobs and --worker-memory")
-    return options
+
+    def work() -> int:
+        out = own_stdout() if alone else sys.stdout
+        _require_files(options)
+        if options.explain:
+            return int(_command().explain(options, out))
+        if os.path.isdir(options.spec) or options.spec.suffix == ".csv":
+            return _answer_list(options, out, alone)
+        return _answer_property(options, out, alone)
+
+    return guarded(made.label, work, options.debug)
 
 
-def require_files(options: argparse.Namespace) -> None:
-    """Raise an InputError if a file is not there, or a network stands for a property, before anything is imported."""
-    spec = options.spec
+def _require_files(options: argparse.Namespace) -> None:
+    """Raise an InputError, before anything is imported, for a file that is not there or stands in a wrong place."""
+    spec, net = options.spec, options.net
     if spec.name.removesuffix(".gz").endswith(".onnx"):
         raise InputError("a network, where a property is expected: --net names the network of --spec", path=spec)
-    several = options.net is not None and options.net.lstrip().startswith("[")
-    for path in (spec, *([] if options.net is None or several else [Path(options.net)])):
+    if net is not None and options.network:
+        raise InputError("either --net or --network is given", place="--net")
+    for path in (spec,) if net is None or net.lstrip().startswith("[") else (spec, Path(net)):
         try:
             os.stat(on_disk(path))
         except FileNotFoundError:
@@ -149,7 +163,7 @@ def require_files(options: argparse.Namespace) -> None:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -168,7 +182,7 @@ def _bytes(text: str) -> int:
 
 
 def hardness(text: str) -> float | tuple[float, ...]:
-    """λ on a command line, one for the network or one for each layer: finite numbers from 1 on."""
+    """Return λ as a command line has it, one for the network or one for each layer: finite numbers from 1 on."""
     try:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -178,33 +192,19 @@ def hardness(text: str) -> float | tuple[float, ...]:
     return found if len(found) > 1 else found[0]
 
 
-def main(arguments: Sequence[str] | None = None, alone: bool = False) -> int:
-    """Run the command; returns the exit status.
+def arithmetic(text: str) -> str:
+    """Return the name of an arithmetic on a command line."""
+    if text not in ("real", "declared"):
+        # Imported here, because numpy comes with it.
+        from verifiable_relu.rounding import ARITHMETICS
 
-    If the process runs this command alone, everything that libraries print to stdout, those in C included, goes to
-    stderr from now on, so that stdout has the answers alone.
-    """
-    options = parse(parser(), arguments)
-
-    def work() -> int:
-        out = own_stdout() if alone else sys.stdout
-        require_files(options)
-        if options.explain:
-            return int(_command().explain(options, out))
-        if os.path.isdir(options.spec) or options.spec.suffix == ".csv":
-            return _answer_list(options, out, alone)
-        if not alone or options.debug:
-            return int(_command().answer_property(options, out))
-        # Imported here, because --help need not wait for it.
-        from verifiable_relu.supervisor.forks import run_limited
-
-        ended = run_limited(lambda set_limits: _command().answer_property(options, out, set_limits))
-        return ended.status if ended.status is not None and ended.status >= 0 else _tell_lost(options, out, ended)
-
-    return guarded("certify", work, options.debug)
+        if text not in ARITHMETICS:
+            said = f"unknown arithmetic '{text}'; there are real, declared, {', '.join(ARITHMETICS)}"
+            raise argparse.ArgumentTypeError(said)
+    return text
 
 
-def _command() -> ModuleType:
+def _command() -> Any:
     """Import what answers: torch, onnx and the methods take more than a second of processor time."""
     from verifiable_relu.certify import command
 
@@ -216,9 +216,9 @@ def _answer_list(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
     from verifiable_relu.spec import instances
     from verifiable_relu.supervisor.workers import DaskExecutor, Executor, LocalExecutor
 
-    listed, count = instances(options.spec)
+    listed = instances(options.spec)
     # Processes would share one accelerator.
-    jobs = min(count, options.jobs or (cores() if options.device == "cpu" else 1))
+    jobs = min(len(listed), options.jobs or (cores() if options.device == "cpu" else 1))
     # In this process, exceptions can be raised, and objects given, that do not go from one process to another.
     executor = Executor()
     if options.executor is not None:
@@ -228,27 +228,40 @@ def _answer_list(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
         limits, threads = (options.worker_memory, options.memory), None if jobs == 1 else 1
         executor = LocalExecutor(jobs, *limits, threads, "verifiable_relu.campaign.queue")
     try:
-        return int(_command().answer_list(options, out, listed, count, executor))
+        return int(_command().answer_list(options, out, listed, executor))
     finally:
         executor.stop()
 
 
-def _tell_lost(options: argparse.Namespace, out: TextIO, ended: Ended) -> int:
-    """Say and record that the process that was to answer one property file has ended; returns the exit status."""
+def _answer_property(options: argparse.Namespace, out: TextIO, alone: bool) -> int:
+    """Answer one property; returns the exit status.
+
+    A process that is ``alone`` does it in a copy, which is killed at the limits that it sets. Where the copy ends
+    without an answer, this process says and records that.
+    """
+    if not alone or options.debug:
+        return int(_command().answer_property(options, out))
+    # Imported here, because --help need not wait for it.
+    from verifiable_relu.supervisor.forks import run_limited
+
+    seconds = options.end - time.perf_counter()
+    ended = run_limited(lambda set_limits: int(_command().answer_property(options, out, set_limits)), seconds)
+    if ended.status is not None and ended.status >= 0:
+        return ended.status
     late = ended.status is None and not ended.out_of_memory
-    answer = "timed-out" if late else "unknown"
+    verdict = "timed-out" if late else "unknown"
     # This comes before imports, which take longer than the limit allows for.
-    write([answer], out)
+    write([verdict], out)
     # The first limit is that of reading.
-    reading = ended.limits_set == 1
+    reading = ended.limits_set <= 1
     where = "reading its files" if reading else options.method
     why = "timeout" if late else "memory" if ended.out_of_memory else "error"
     if not options.quiet:
         # The process that has ended may have left the line of its progress.
-        erased = "\r\x1b[2K" if sys.stderr is not None and sys.stderr.isatty() else ""
-        print(f"{erased}{options.spec}: {answer} ({why} by {where}); its process has ended", file=sys.stderr)
+        erased = ERASE if sys.stderr is not None and sys.stderr.isatty() else ""
+        print(f"{erased}{options.spec}: {verdict} ({why} by {where}); its process has ended", file=sys.stderr)
     if why == "error":
-        complain("certify", f"{options.spec}: fault of {where}: its process ended with the status {ended.status}")
+        complain(options.label, f"{options.spec}: fault of {where}: its process ended with the status {ended.status}")
     if options.out is not None:
         killed = OutOfTime(0 if reading else None) if late else MemoryError()
         _command().record_lost(options, CallFailed(where) if why == "error" else killed)

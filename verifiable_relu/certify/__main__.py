@@ -4,7 +4,6 @@ import sys
 from functools import partial
 
 from verifiable_relu import certify
-from verifiable_relu.certify import parser as parser
 
 main = partial(certify.main, alone=True)
 

@@ -5,28 +5,29 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from verifiable_relu.campaign import QUIET, Case, Observer, Result, Store, run
+from verifiable_relu.campaign import QUIET, Case, Observer, Result, Store, open_certificates, run
+from verifiable_relu.campaign.console import ProgressLine, Watcher
 from verifiable_relu.campaign.inputs import InstanceFiles, Loader, chosen, unanswered
 from verifiable_relu.campaign.queue import GRACE_S, Job, run_parallel
+from verifiable_relu.campaign.result import BAD_INPUT, DISPUTED, FAULT
 from verifiable_relu.campaign.store import assignment
-from verifiable_relu.certify import DISPUTED, TIMEOUT
+from verifiable_relu.certify import TIMEOUT
 from verifiable_relu.command_line import complain, write
 from verifiable_relu.errors import InputError, printable
 from verifiable_relu.execution.model import as_executed, execution_model
 from verifiable_relu.readers import is_quantised
 from verifiable_relu.search.batch import Verifier, answers, described
 from verifiable_relu.search.bounding import Crown
-from verifiable_relu.search.budget import SearchProgress, TimeBudget
+from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Verdict
 from verifiable_relu.search.portfolio import Auto
 from verifiable_relu.spec.find import Networks, onnx_files
@@ -38,119 +39,59 @@ if TYPE_CHECKING:
     from verifiable_relu.campaign.certificates import Certificates
 
 SHARE_FLOAT32 = 0.05  # The part of the time so far that a proof about real numbers may take once more, about float32
-_say = partial(complain, "certify")
-_REDRAWN = 0.2  # Seconds between two drawings of the line of one question
-ERASE = "\r\x1b[2K"  # Erases the line on a terminal
-
-
-class ProgressLine(Observer):
-    """An observer of one instance, which shows where the work on it stands in a line until it is left.
-
-    The line is drawn, on a terminal, when its clock is read, which work does all the time: a thread that drew it would
-    be at work while processes are copied.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._shown = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._seconds, self._process, self._began, self._due = seconds, os.getpid(), time.perf_counter(), 0.0
-        self._stage, self._done, self._total = "reading", 0, 1
-        self._told: dict[str, float] = {}
-
-    def __enter__(self) -> ProgressLine:
-        self.clock()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._draw("")
-
-    def stage(self, name: str, done: int, total: int) -> None:
-        if name != self._stage:
-            self._told = {"margin": self._told["margin"]} if "margin" in self._told else {}
-        self._stage, self._done, self._total = name, done, total
-
-    def report_progress(self, progress: SearchProgress) -> None:
-        """As ``TimeBudget.report_progress``."""
-        self._told |= progress
-
-    def clock(self) -> float:
-        """The present time in seconds, by ``time.perf_counter``."""
-        now = time.perf_counter()
-        if now >= self._due:
-            self._due = now + _REDRAWN
-            self._draw(self._text(now)[: shutil.get_terminal_size().columns - 1])
-        return now
-
-    def _draw(self, text: str) -> None:
-        # A copy of the process has the same terminal.
-        if self._shown and os.getpid() == self._process:
-            print(f"{ERASE}{text}", end="", file=sys.stderr, flush=True)
-
-    def _text(self, now: float) -> str:
-        parts, told = [self._stage], self._told
-        if self._total > 1:
-            parts.append(f"{self._done} of {self._total} boxes")
-        elif "margin" in told:
-            parts.append(f"margin at least {told['margin']:.4g}")
-        if "sub-problems" in told:
-            parts.append(f"{told['sub-problems']:,.0f} sub-problems")
-        if "closed" in told:
-            parts.append(f"{told['closed']:.0%} closed")
-        return ", ".join([*parts, f"{max(0.0, self._seconds - now + self._began):.0f} s left"])
+_SPARE = 0.3  # The seconds before the end of the time for an answer at which methods are told to stop
+_SHORTEST = 1e-3  # The least seconds of a time limit
 
 
 def _loader(options: argparse.Namespace) -> Loader:
-    """The reader of instances that the options describe: ``--joint`` and ``--arithmetic`` say what a network is."""
-    family, arithmetic = options.joint, options.arithmetic
-    if family is None and arithmetic == "real":
-        return Loader(dict(options.network))
-    return Loader(dict(options.network), partial(execution_model, arithmetic=arithmetic, family=family), arithmetic)
+    """Return the reader of instances; the options ``--joint`` and ``--arithmetic`` say what a network is."""
+    arithmetic, family = options.arithmetic, options.joint
+    given = {} if arithmetic == "declared" else {"arithmetic": arithmetic}
+    prepare = partial(execution_model, family=family, **given)
+    return Loader(None if (family, arithmetic) == (None, "real") else prepare, arithmetic)
 
 
 def _entry(
     options: argparse.Namespace, spec: Path, onnx: Path | Networks | None = None, limit: float | None = None
 ) -> InstanceFiles:
-    """An instance as the options ask for it, of a list with a network and a time limit of its own."""
-    named = onnx if options.net is None else onnx_files(options.net)
-    return InstanceFiles(spec, named, options.timeout or limit or TIMEOUT)
+    """Return an instance as the options ask for it, of a list with a network and a time limit of its own."""
+    if options.net is not None:
+        onnx = onnx_files(options.net)
+    elif onnx is None and options.network:
+        onnx = Networks(tuple(options.network))
+    return InstanceFiles(spec, onnx, options.timeout or limit or TIMEOUT)
 
 
 def _chosen(options: argparse.Namespace, processes: int) -> tuple[Verifier, TimeBudget, Certificates | None]:
     """Return the method, its limits, and the folder of certificates; None where none are wanted."""
     method, budget = chosen(options.method, options.device, options.memory, processes)
-    if options.certificates is None:
-        return method, budget, None
-    # Imported here, because the checker takes 0.4 s of processor time.
-    from verifiable_relu.campaign.certificates import Certificates
-
-    return method, budget, Certificates(options.certificates)
+    return method, budget, open_certificates(options.certificates)
 
 
 def _store(options: argparse.Namespace, observer: Observer = QUIET) -> AbstractContextManager[Observer]:
-    """The store of the option ``--out``, to be closed, which tells the observer; the observer without the option."""
+    """Return the store of the option ``--out``, to be closed, which tells the observer; without it, the observer."""
     if options.out is None:
         return nullcontext(observer)
     store = Store(options.out, options.repair, options.command, observer)
     if store.set_aside is not None:
         count, path = store.set_aside
-        _say(f"{store.records}: {count} line{'s' * (count > 1)} moved to {path}")
+        complain(options.label, f"{store.records}: {count} line{'s' * (count > 1)} moved to {path}")
     return store
 
 
 def explain(options: argparse.Namespace, out: TextIO) -> int:
     """Say which methods of ``auto`` a property file goes to, in which order, why, and for how long; returns 0."""
-    method, budget = chosen(options.method, options.device, options.memory)
-    write(list(explained(_loader(options).case(_entry(options, options.spec)), method, budget)), out)
+    _, budget = chosen(options.method, options.device, options.memory)
+    write(explained(_loader(options).case(_entry(options, options.spec)), budget), out)
     return 0
 
 
-def explained(case: Case, verifier: Verifier, budget: TimeBudget) -> Iterator[str]:
-    """Lines that say which methods of ``auto`` an instance goes to, in which order, why, and for how long."""
-    if not isinstance(verifier, Auto):
-        raise InputError(f"only the method 'auto' chooses and can be explained, not '{verifier.name}'")
+def explained(case: Case, budget: TimeBudget) -> Iterator[str]:
+    """Yield lines about which methods of ``auto`` an instance goes to, in which order, why, and for how long."""
     for number, query in enumerate(case.queries, start=1):
         if len(case.queries) > 1:
             yield f"box {number} of {len(case.queries)}:"
-        yield from verifier.explain(query, replace(budget, seconds=case.timeout / len(case.queries))).splitlines()
+        yield from Auto().explain(query, replace(budget, seconds=case.timeout / len(case.queries))).splitlines()
 
 
 def answer_property(
@@ -160,30 +101,33 @@ def answer_property(
     start = time.perf_counter()
     method, budget, certificates = _chosen(options, options.jobs or default_shares())
     memory = process_memory(options.worker_memory, options.memory, resident(os.getpid()))
+
+    def limit(seconds: float) -> None:
+        set_limits(min(seconds, options.end - time.perf_counter()), memory)
+
     entry = _entry(options, options.spec)
-    shown: AbstractContextManager[Observer] = nullcontext(QUIET) if options.quiet else ProgressLine(entry.timeout)
-    with shown as line, _store(options, line) as observer:
-        if isinstance(line, ProgressLine):
-            budget = replace(budget, clock=line.clock, report_progress=line.report_progress)
-        set_limits(entry.timeout + GRACE_S, memory)
+    entry = replace(entry, timeout=min(entry.timeout, max(_SHORTEST, options.end - start - _SPARE)))
+    with ProgressLine(entry.timeout, options.quiet) as line, _store(options, line) as observer:
+        budget = replace(budget, clock=line.clock, report_progress=line.report_progress)
+        limit(entry.timeout + GRACE_S)
         case = _loader(options).case(entry)
         # Certificates come on top of the limit.
-        set_limits(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE_S, memory)
+        limit(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE_S)
         (result,) = run([case], method, observer, certificates, budget)
         spent = time.perf_counter() - start
         single = not (options.quiet or options.joint is not None) and _in_float32(case, result, spent)
     set_limits(math.inf, math.inf)
-    write([result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())], out)
+    write((options.lines or _lines)(result, case), out)
     if not options.quiet:
         print("\n".join(_summary(result, case, time.perf_counter() - start, single)), file=sys.stderr)
-    if result.disputed:
-        _say(f"{result.vnnlib}: {result.detail}")
-        return DISPUTED
-    if result.reason != "error":
-        return 0
-    if result.method:
-        _say(f"{result.vnnlib}: fault of {result.method}: {result.detail}")
-    return 1 if result.method else 2
+    status, said = result.complaint
+    if said:
+        complain(options.label, said)
+    return status
+
+
+def _lines(result: Result, case: Case) -> list[str]:
+    return [result.answer, *(assignment(result, case.spec) if result.answer == "sat" else ())]
 
 
 def record_lost(options: argparse.Namespace, error: Exception) -> None:
@@ -192,7 +136,6 @@ def record_lost(options: argparse.Namespace, error: Exception) -> None:
     entry, of = _entry(options, options.spec), (options.arithmetic, method.name, described(method, budget))
     with _store(options) as store:
         store.result(0, unanswered(entry, error, *of), False)
-        store.finish()
 
 
 def _in_float32(case: Case, result: Result, spent: float) -> bool:
@@ -209,7 +152,7 @@ def _in_float32(case: Case, result: Result, spent: float) -> bool:
 
 
 def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterator[str]:
-    """The lines of the summary for one property file, whose verdict is ``single`` if it is known to hold in float32."""
+    """Yield the summary of one property file, whose verdict is ``single`` if it is known to hold in float32."""
     network = case.queries[0].network
     trust = f", {result.trust}" if result.trust else ""
     trust += "" if result.arithmetic == "real" else f", about {result.arithmetic}"
@@ -243,34 +186,30 @@ def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterat
 def answer_list(
     options: argparse.Namespace,
     out: TextIO,
-    listed: Iterator[tuple[Path, Path | Networks | None, float | None]],
-    count: int,
+    listed: Sequence[tuple[Path, Path | Networks | None, float | None]],
     executor: Executor,
 ) -> int:
-    """Answer a folder or a table of ``count`` instances (``spec.instances``), on ``out``; returns the exit status."""
-    # Imported here, because it draws with rich, which one property does not need.
-    from verifiable_relu.campaign.console import Watcher
-
-    watcher = Watcher(count, options.quiet, out)
+    """Answer the instances of a folder or a table (``spec.instances``), on ``out``; returns the exit status."""
+    watcher = Watcher(len(listed), options.quiet, out)
     try:
         several = executor.size > 1 or options.executor is not None
         method, budget, _ = _chosen(options, 1 if several else options.jobs or default_shares())
         job = Job(method, _loader(options), options.certificates, options.worker_memory, budget, options.debug)
         with watcher, _store(options, watcher) as observer:
-            run_parallel((_entry(options, *instance) for instance in listed), job, executor, observer)
+            run_parallel([_entry(options, *instance) for instance in listed], job, executor, observer)
     except KeyboardInterrupt:
         kept = f"kept in {options.out}; the same command resumes" if options.out else "lost, since --out was not given"
-        _say(f"interrupted: {watcher.done} of {count} instances are answered and {kept}")
+        complain(options.label, f"interrupted: {watcher.done} of {len(listed)} instances are answered and {kept}")
         return 130
     except InputError:
-        # The list has a bad row, or there is no more space for records.
+        # There is no more space for records.
         if watcher.done and not options.quiet:
             watcher.summary()
         raise
-    for vnnlib, detail in watcher.disputed:
-        _say(f"{vnnlib}: {detail}")
+    for said in watcher.complaints[DISPUTED]:
+        complain(options.label, said)
     if not options.quiet:
         watcher.summary()
-    for vnnlib, name, detail in watcher.faults:
-        _say(f"{vnnlib}: fault of {name}: {detail}")
-    return DISPUTED if watcher.disputed else 2 if watcher.bad else 1 if watcher.faults else 0
+    for said in watcher.complaints[FAULT]:
+        complain(options.label, said)
+    return next((status for status in (DISPUTED, BAD_INPUT, FAULT) if watcher.complaints[status]), 0)

@@ -18,7 +18,6 @@ from verifiable_relu.command_line import Parser, add_debug, fraction, guarded, s
 from verifiable_relu.data import DATASETS, load
 from verifiable_relu.errors import InputError
 from verifiable_relu.files import on_disk
-from verifiable_relu.spec.arrays import read_images
 from verifiable_relu.spec.balls import linf_properties
 from verifiable_relu.spec.find import Instance, read_instances, write_instances
 from verifiable_relu.spec.specfile import SpecFile, Variable, stem, write_vnnlib
@@ -112,7 +111,8 @@ def _generate(options: argparse.Namespace) -> int:
 
     net = on_disk(options.net)
     network = read_onnx(net)
-    images, labels, exact = named_data(options.data, options.split)
+    data = load(options.data, "train" if options.data.endswith(".npz") else options.split)
+    images, labels, exact = data.images, data.labels, data.exact
     if (pixels := math.prod(images.shape[1:])) != network.input_size:
         said = f"images of shape {images.shape[1:]} have {pixels} pixels, the network {network.input_size} inputs"
         raise InputError(said, path=options.data)
@@ -157,15 +157,6 @@ def _generate(options: argparse.Namespace) -> int:
     write_instances(path, [*older, *written])
     print(f"{len(written)} properties written to {options.out}, listed in {path}")
     return 0
-
-
-def named_data(source: str, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return images (n, …) and labels (n,) of a named data set or ``.npz`` file, and (n,) True for official images."""
-    if not source.endswith(".npz"):
-        data = load(source, "train" if split == "train" else "test")
-        return data.images, data.labels, data.exact
-    images, labels = read_images(source)
-    return images, labels, np.ones(len(labels), bool)
 
 
 def _correct(

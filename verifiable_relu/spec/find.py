@@ -1,4 +1,4 @@
-"""Which network belongs to a property file: lists of instances (`instances.csv`), and the search for an ONNX file.
+"""The network of a property file: lists of instances (`instances.csv`), and the search for an ONNX file.
 
 A line `onnx,vnnlib,timeout` of a list is an instance; a fourth field may have the expected verdict. The format is the
 verification competition's (VNN-COMP), which names several networks in the place of one as
@@ -12,7 +12,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verifiable_relu.errors import InputError, path_end
-from verifiable_relu.files import on_disk, read_lines
+from verifiable_relu.files import on_disk, read_text
 from verifiable_relu.spec import limits
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import KINDS, DeclaredNetwork, SpecFile, Variable, stem
@@ -89,17 +89,11 @@ class Instance:
 
 def read_instances(path: Path | str) -> list[Instance]:
     """Read the rows of an ``instances.csv`` in their order but empty lines; raises InputError for a bad one."""
-    return list(_each_instance(Path(path)))
-
-
-def _each_instance(path: Path) -> Iterator[Instance]:
-    reader = csv.reader(read_lines(path, limits.ROW), strict=True)
+    path = Path(path)
+    reader = csv.reader(io.StringIO(read_text(path, limits.BYTES), newline=""), strict=True)
     try:
-        for row in filter(None, reader):
-            yield _instance([field.strip(" \t\r\n") for field in row], path.parent)
+        return [_instance([field.strip(" \t\r\n") for field in row], path.parent) for row in filter(None, reader)]
     except (csv.Error, InputError) as error:
-        if isinstance(error, InputError) and error.path is not None:
-            raise
         raise InputError(str(error), path=path, place=f"line {reader.line_num}") from None
 
 
@@ -118,26 +112,23 @@ def _instance(row: list[str], folder: Path) -> Instance:
     return Instance(folder / onnx_files(onnx), folder / vnnlib, seconds)
 
 
-def instances(path: Path) -> tuple[Iterator[tuple[Path, Path | Networks | None, float | None]], int]:
-    """Return the instances of a table or folder (property, network, time limit in seconds), and their number.
+def instances(path: Path) -> list[tuple[Path, Path | Networks | None, float | None]]:
+    """Return the instances of a table or folder: property, network, time limit in seconds.
 
-    A folder without ``instances.csv`` has one for each property file in or below it, without network and time limit. A
-    table is read as instances are asked for; its number of instances is that of its lines that are not empty.
-
-    Raises:
-        InputError: if there are no instances or the table cannot be read; the iterator raises it for a bad row.
+    A folder without ``instances.csv`` has one for each property file in or below it, without network and time limit.
+    Raises an InputError if there are no instances, or the table has a bad row or cannot be read.
     """
     # The methods of Path raise for a name that is too long.
     table = path / "instances.csv" if os.path.isdir(path) else path
     if table == path or os.path.isfile(table):
-        count = sum(bool(line.strip()) for line in read_lines(table, limits.ROW))
-        if not count:
+        rows = read_instances(table)
+        if not rows:
             raise InputError("the table lists no instance", path=table)
-        return ((row.vnnlib, row.onnx, row.timeout) for row in _each_instance(table)), count
+        return [(row.vnnlib, row.onnx, row.timeout) for row in rows]
     found = sorted(file for pattern in ("*.vnnlib", "*.vnnlib.gz") for file in path.rglob(pattern))
     if not found:
         raise InputError("there is no property file in or below the folder", path=path)
-    return ((file, None, None) for file in found), len(found)
+    return [(file, None, None) for file in found]
 
 
 def write_instances(path: Path | str, instances: Iterable[Instance]) -> None:
@@ -157,50 +148,31 @@ def write_instances(path: Path | str, instances: Iterable[Instance]) -> None:
 _FOLDERS, _LISTED = 3, 5
 
 
-def find_network(
-    spec: SpecFile, net: Path | Networks | str | None = None, networks: Mapping[str, Path | str] | None = None
-) -> Path | Networks:
+def find_network(spec: SpecFile) -> Path | Networks:
     """Return the ONNX file of a property file's network, or those of the networks that it declares; they exist.
 
     The first of these sources that names a file decides:
 
-    1. ``net``;
-    2. a comment ``; network: x.onnx`` in the property file, relative to that file's folder;
-    3. ``networks``, by the names of the networks that a VNN-LIB 2.0 file declares;
-    4. the property file's row in the ``instances.csv`` of its folder or of one of the two folders above (the
+    1. a comment ``; network: x.onnx`` in the property file, relative to that file's folder;
+    2. the property file's row in the ``instances.csv`` of its folder or of one of the two folders above (the
        verification competition keeps properties in a folder of their own);
-    5. the file ``*.onnx`` in the property file's folder that has the property file's name or is the only one.
+    3. the file ``*.onnx`` in the property file's folder that has the property file's name or is the only one.
 
     A name ``x.onnx`` means ``x.onnx.gz`` where only that file exists.
 
     Raises:
-        InputError: if no source names a file, the file does not exist, rows of ``instances.csv`` name different ones,
-            or ``networks`` has a name that the property file does not declare or a file other than the comment's.
+        InputError: if no source names a file, the file does not exist, or rows of ``instances.csv`` differ.
     """
     folder = spec.path.parent
-    unknown = next((name for name in networks or {} if name not in spec.networks), None)
-    if unknown is not None:
-        declared = f"it declares {', '.join(spec.networks)}" if spec.networks else "VNN-LIB 1.0 names no network"
-        raise InputError(f"no network '{unknown}' is declared; {declared}", path=spec.path)
-    if net is not None:
-        return _existing(Path(net) if isinstance(net, str) else net, "--net", spec)
-    files = Networks(tuple((name, Path(file)) for name, file in (networks or {}).items()))
-    chosen = _existing(files, "--network", spec) if files.files else None
     if spec.network is not None:
-        commented = _existing(folder / spec.network, "the network comment", spec)
-        if chosen is not None and not all(path.samefile(each) for each in paths(chosen) for path in paths(commented)):
-            said = f"--network names {', '.join(map(str, paths(files)))}, but the network comment names {spec.network}"
-            raise InputError(f"{said}; choose one with --net", path=spec.path)
-        return commented
-    if chosen is not None:
-        return chosen
+        return _existing(folder / spec.network, "the network comment", spec)
     listed, there = _in_instances(spec), sorted(folder.glob("*.onnx"))
     there += [path for path in sorted(folder.glob("*.onnx.gz")) if path.with_suffix("") not in there]
     same = [path for path in there if stem(path) == stem(spec.path)] or there
     if listed is None and (not same or (len(there) > 1 and same is there)):
-        said = "no network is named: neither --net, nor a '; network: file.onnx' comment, nor --network name=file"
+        said = "no network is named: neither --net, nor --network name=file, nor a '; network: file.onnx' comment"
         said += f", nor a row of instances.csv in {folder} or two folders above, nor is there {stem(spec.path)}.onnx"
-        raise InputError(f"{said} or a single .onnx beside it ({len(there)} there)", path=spec.path)
+        raise InputError(f"{said} or a single .onnx in its folder ({len(there)} there)", path=spec.path)
     return listed or same[0]
 
 

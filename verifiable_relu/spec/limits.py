@@ -1,8 +1,7 @@
 """The limits on the size of a property; the readers refuse a larger one before it costs much time or memory."""
 
-BYTES = 256 << 20  # bytes of a property file, unpacked
+BYTES = 256 << 20  # bytes of a property file or an instances.csv, unpacked
 BYTES_2 = 24 << 20  # characters of a 2.0 file without its comments
-ROW = 1 << 18  # bytes of a line of an instances.csv, which may have any number of lines
 
 # Names, numbers and parentheses in a 1.0 file: enough for two bounds of each of 224×224×3 inputs. Bounds of inputs that
 # follow each other in a conjunction do not count.

@@ -156,7 +156,7 @@ class Box:
         bad = np.flatnonzero(~(np.isfinite(self.lower) & np.isfinite(self.upper)))
         if bad.size:
             raise InputError(f"a bound of X_{bad[0]} is infinite or NaN")
-        # Rounded outward, bounds of which the lower exceeds the upper by less than a float64 step look consistent.
+        # Rounded outward, a lower bound that exceeds the upper one by less than a float64 step looks consistent.
         with np.errstate(over="ignore"):
             smaller = below(self.upper)
         certain = self.lower <= self.upper
@@ -262,7 +262,7 @@ class Row:
     strict: bool = False
 
     def canonical(self) -> Row:
-        """The same constraint with coprime integer coefficients."""
+        """Return the constraint with coprime integer coefficients."""
         if not self.coefficients:
             return self
         values = [c for _, c in self.coefficients]

@@ -15,10 +15,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from verifiable_relu.errors import InputError
 from verifiable_relu.spec.property import Box, Property, Row
 
-# The types of real numbers by what the standard's parser calls them.
+# The types of real numbers by the names that the standard's parser has for them.
 KINDS = {"Real": "Real", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
 
@@ -43,11 +45,7 @@ class Variable:
         """Return the name of the element with a row-major index: X_0, X_1 … in 1.0; X[0,0], X[0,1] … in 2.0."""
         if version == "1.0":
             return f"{self.name}_{index}"
-        indices: list[str] = []
-        for extent in reversed(self.shape):
-            index, last = divmod(index, extent)
-            indices.insert(0, str(last))
-        return f"{self.name}[{','.join(indices)}]" if indices else self.name
+        return f"{self.name}[{','.join(map(str, np.unravel_index(index, self.shape)))}]" if self.shape else self.name
 
     def elements(self, version: str) -> list[str]:
         return [self.element(index, version) for index in range(self.size)]

@@ -65,7 +65,7 @@ class PropertyText:
 
         found = cls(_OPAQUE.sub(without, text).rstrip(" \t\n"), next(iter(networks), None))
         if found.text.lstrip()[:1] not in ("", "(", ")"):
-            # A list from elsewhere may name any file of this machine, of which messages are to show nothing.
+            # A list from elsewhere may name any file of this machine; messages are not to show its content.
             raise InputError("no property: its first word is outside of parentheses")
         if not found.text.isascii():
             position, character = next((i, c) for i, c in enumerate(found.text) if not c.isascii())

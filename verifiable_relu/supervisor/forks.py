@@ -90,7 +90,7 @@ def process_memory(process: int | None, bounds: int | None, start: int) -> int:
 
 
 @dataclass(frozen=True)
-class Ended:
+class CopyEnd:
     """End of a copy: its exit status, negative for a signal, None where it was killed at a limit; and limits set."""
 
     status: int | None
@@ -98,13 +98,15 @@ class Ended:
     out_of_memory: bool = False
 
 
-def run_limited(work: Callable[[SetLimits], int]) -> Ended:
+def run_limited(work: Callable[[SetLimits], int], seconds: float = math.inf) -> CopyEnd:
     """Do a command's work in a copy of this process, which is killed at the limits that the work sets.
+
+    Before it sets one, the copy has ``seconds``.
 
     The call returns in both: the copy goes on to exit with the status of ``work``. It gets Ctrl-C from this process.
     """
     if sys.platform != "linux":
-        return Ended(work(lambda seconds, memory: None))
+        return CopyEnd(work(lambda seconds, memory: None))
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -114,25 +116,24 @@ def run_limited(work: Callable[[SetLimits], int]) -> Ended:
     with suppress(OSError):
         os.setpgid(pid, pid)
     if not pid:
-        return Ended(work(lambda seconds, memory: writing.send((time.monotonic() + seconds, memory))))
+        return CopyEnd(work(lambda seconds, memory: writing.send((time.monotonic() + seconds, memory))))
     writing.close()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda number, _: os.kill(pid, number))
-    end = memory = math.inf
-    limits_set = 0
+    end, memory, limits_set = time.monotonic() + seconds, math.inf, 0
     while True:
         try:
             # The other end is closed when the copy has ended, and its own copies.
             while reading.poll(None if end == memory == math.inf else MEMORY_CHECK_S):
                 (end, memory), limits_set = reading.recv(), limits_set + 1
         except EOFError:
-            return Ended(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), limits_set)
+            return CopyEnd(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), limits_set)
         out_of_memory = resident(pid) > memory
         if out_of_memory or time.monotonic() > end:
             # Processes that the copy has started are of its group.
             os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return Ended(None, limits_set, out_of_memory)
+            return CopyEnd(None, limits_set, out_of_memory)
 
 
 def survives(work: Callable[[], object]) -> bool:
@@ -172,7 +173,7 @@ def run_shares(
 ) -> list[Found | None]:
     """Do several shares of some work at once: the first in this process, each of the others in a copy of it.
 
-    Copies change nothing here but by what they return. Ctrl-C is for this process alone: copies are killed when an
+    Copies change nothing here: they only return results. Ctrl-C is for this process alone: copies are killed when an
     exception ends this function, or soon after the seconds that ``left`` returns. Each share looks often at its
     argument, and returns soon once that is true: when the first one has ended, unless each is done ``whole``. Returns
     what each share has found; None for one whose process could not be made, failed or came too late.

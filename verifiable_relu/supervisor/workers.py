@@ -175,7 +175,11 @@ class Worker:
                 self.end_after(seconds)
                 message: object = argument, converse is not None
                 while True:
-                    self._send(message)
+                    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+                    try:
+                        self._socket.send_bytes(data)
+                    except OSError:
+                        raise self._gone() from None
                     kind, value = self._receive(memory)
                     if kind != "question" or converse is None:
                         break
@@ -194,7 +198,7 @@ class Worker:
         return value
 
     def end_after(self, seconds: float) -> None:
-        """From a call's ``converse``: end the call (``OutOfTime``) so many seconds from now, and at no other time."""
+        """From a call's ``converse``: end the call (``OutOfTime``) some seconds from now, and at no other time."""
         self._end = time.perf_counter() + seconds
 
     def kill(self) -> None:
@@ -211,13 +215,6 @@ class Worker:
         process.kill()
         self._close(process)
         return process.wait()
-
-    def _send(self, message: object) -> None:
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        try:
-            self._socket.send_bytes(data)
-        except OSError:
-            raise self._gone() from None
 
     def _receive(self, memory: int) -> tuple[str, Any]:
         try:
@@ -491,7 +488,7 @@ class DaskExecutor(Executor):
             result.set_exception(CallFailed(f"{type(error).__name__}: {error}"))
 
     def check(self) -> None:
-        """As ``Executor.check``: the scheduler answers and has workers, or did so ``PATIENCE_S`` seconds ago."""
+        """Raise an InputError if the scheduler neither answers with workers nor did so ``PATIENCE_S`` seconds ago."""
         scheduler: Any = self._client.scheduler
         said = "does not answer any more"
         # Dask raises errors of many kinds for what is gone, and waits for ever unless it is told not to.
