@@ -27,8 +27,8 @@ from verifiable_relu.campaign import inputs
 from verifiable_relu.certify import main
 from verifiable_relu.ir.network import Network
 from verifiable_relu.readers import read_onnx, write_onnx
-from verifiable_relu.search.bounding import Ibp
 from verifiable_relu.search.outcomes import Outcome, Reason, Verdict
+from verifiable_relu.search.registry import make
 from verifiable_relu.spec import Box, Property, Query, Row, SpecFile, Variable, read_vnnlib, write_vnnlib
 
 
@@ -213,7 +213,7 @@ BAD = {
     "no jobs": (["--spec", "instances.csv", "--jobs", "0"], ["--jobs", "'0'"]),
     "executor": (["--spec", "instances.csv", "--executor", "tcp://here:1"], ["--executor", "dask://HOST:PORT"]),
     "two executors": (["--spec", "i.csv", "--executor", "dask://h:1", "--jobs", "2"], ["--executor", "--jobs"]),
-    "undeclared": (["--spec", "two.vnnlib", "--network", "M=net.onnx"], ["two.vnnlib", "'M'"]),
+    "undeclared": (["--spec", "two.vnnlib", "--network", "M=net.onnx"], ["two.vnnlib", "no network 'M'"]),
     "empty folder": (["--spec", "nothing"], ["nothing", "no property"]),
     "no table": (["--spec", "none.csv"], ["none.csv", "no such file"]),
     "bad table": (["--spec", "short.csv"], ["short.csv", "line 2", "fields"]),
@@ -294,7 +294,7 @@ def answer(query):
     os.write(1, b"written to the descriptor\\n")
     print("printed")
     ctypes.CDLL(None).printf(b"printed in C, and in its buffer until the process ends\\n")
-    return t.claims(t.Ibp(), [query], 9)[0]
+    return t.claims(t.make("ibp"), [query], 9)[0]
 
 inputs.make = lambda *_: t.Scripted(answer)
 runpy.run_module("verifiable_relu.certify", run_name="__main__", alter_sys=True)
@@ -350,7 +350,7 @@ def test_an_instance_that_breaks_its_reader_costs_the_others_nothing(
 ) -> None:  # fmt: skip
     # Equal files would be read once.
     write_onnx(network(1.0), folder / "bad.onnx")
-    (folder / "bad.vnnlib").write_text(spec(SAFE))
+    (folder / "bad.vnnlib").write_text(spec(SAFE, head="; not the same bytes"))
     original = getattr(inputs, reader)
 
     def breaking(path: Path, **options: object) -> object:
@@ -431,7 +431,7 @@ from verifiable_relu.campaign import inputs
 def answer(query):
     if query.property.unsafe[0][0].bound < -3:
         time.sleep(600)
-    return t.claims(t.Ibp(), [query], 9)[0]
+    return t.claims(t.make("ibp"), [query], 9)[0]
 
 inputs.make = lambda *_: t.Scripted(answer)
 sys.exit(t.main())
@@ -456,7 +456,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_resumes(
     assert errors == said and known(folder / "out") == 3
     assert len(rows((folder / "out" / "results.csv").read_text())) == 4
     monkeypatch.chdir(folder)
-    verifier = Scripted(lambda query: claims(Ibp(), [query], 9)[0])
+    verifier = Scripted(lambda query: claims(make("ibp"), [query], 9)[0])
     monkeypatch.setattr("verifiable_relu.campaign.inputs.make", lambda *_: verifier)
     assert main(arguments) == 0
     assert [row[2] for row in rows(capsys.readouterr().out)] == ["unsat"] * count

@@ -1,9 +1,8 @@
-"""The command verifiable-relu: its help, its errors, and the completion of its commands in shells."""
+"""The command verifiable-relu: its help and its errors."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -65,7 +64,7 @@ def test_the_help_of_the_commands_loads_nothing_heavy() -> None:
         "for command in (c for c in COMMANDS if c.name != 'check'):\n"
         "    try: main([command.name, '--help'])\n"
         "    except SystemExit: pass\n"
-        "heavy = {'torch', 'onnx', 'onnxruntime', 'rich', 'z3', 'highspy', 'vnnlib', 'shtab', 'jinja2'}\n"
+        "heavy = {'torch', 'onnx', 'onnxruntime', 'rich', 'z3', 'highspy', 'vnnlib', 'jinja2'}\n"
         "sys.exit(f'imported {heavy & set(sys.modules)}' if heavy & set(sys.modules) else 0)"
     )
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -91,20 +90,6 @@ def test_the_checker_waits_for_no_pipe(place: str, tmp_path: Path, capsys: pytes
     given = ["--net", str(files["--net"]), "--spec", str(files["--spec"])]
     assert main(["check", str(files["certificate"]), *given]) == 2
     assert capsys.readouterr().err == f"check: {tmp_path / 'pipe'}: it is not a regular file\n"
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh", "fish"])
-def test_the_completion_knows_every_command_and_option(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("shtab")
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert "alpha-crown" in script and "bfloat16" in script
-    for command in COMMANDS:
-        assert command.name in script
-        for action in command.load().parser()._actions:
-            assert all(option.lstrip("-") in script for option in action.option_strings)
-    if program := shutil.which(shell):
-        assert subprocess.run([program, "-n"], input=script, text=True).returncode == 0
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

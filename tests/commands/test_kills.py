@@ -38,9 +38,7 @@ def test_a_folder_is_one_campaigns_until_that_is_over_or_killed(tmp_path: Path) 
 KILLED = """
 import sys
 from tests.support import scripted as t
-from verifiable_relu.campaign import Observer, Store, run, store
-
-store.TABLE_EVERY = store._PATIENCE = 0.0
+from verifiable_relu.campaign import Observer, Store, run
 
 class Says(Observer):
     def result(self, number, result, recorded):

@@ -126,11 +126,6 @@ def _columns_added_anyway(right: Right, weight: Tensor, place: Tensor, size: int
     return weight.new_zeros(len(weight), size).index_add_(1, place, weight)
 
 
-def _rounded_product(right: Right, weight: Tensor, bias: Tensor, first: Any) -> tuple[Tensor, Tensor]:
-    before, shift = first.map.weight.double(), 0.0 if first.bias is None else first.bias.double()
-    return weight @ before, weight @ (before.new_zeros(len(before)) + shift) + bias
-
-
 def _best_polytope(right: Right, bounds: Any, number: int) -> float:
     return max(bounds.lower[number].tolist(), default=float("inf"))
 
@@ -267,11 +262,6 @@ FAULTS: tuple[Fault, ...] = (
         instead("ir.transform:_merged_columns", _columns_added_anyway),
     ),
     Fault(
-        "back-propagate: two layers taken for one where the product is rounded",
-        "corners",
-        instead("ir.transform:_one_layer", _rounded_product),
-    ),
-    Fault(
         "back-propagate: a bias dropped in exact forms",
         "points",
         instead(
@@ -330,15 +320,13 @@ FAULTS: tuple[Fault, ...] = (
         "points",
         instead("spec.property:Property.violated", lambda right, prop, y: right(_closed(prop), y)),
     ),
-    Fault(
-        "close: half of a split box forgotten", "agreement", instead("search.split.boxes:SubBoxes.halves", _upper_half)
-    ),
+    Fault("close: half of a box forgotten", "agreement", instead("search.split.bounding:SubBoxes.halves", _upper_half)),
     Fault("close: too much cut off a box", "agreement", instead("search.split.bounding:reach_of_cut", _part(0.25))),
     Fault(
         "close: the sum of rows without their bounds",
         "agreement",
         instead(
-            "search.property_rows:BoxRows.sums",
+            "search.property_rows:PropertyRows.sums",
             lambda right, *args: replace(found := right(*args), bound=torch.zeros_like(found.bound) - 1),
         ),
     ),

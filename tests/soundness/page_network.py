@@ -153,7 +153,7 @@ def varies(array: np.ndarray) -> bool:
     return any(isinstance(value, Form) for value in array.flat)
 
 
-HEADS = ("Sigmoid", "Tanh", "Exp", "Atan", "Asinh", "Softplus", "Softsign", "Softmax", "LogSoftmax")
+HEADS = ("Sigmoid", "Tanh", "Erf", "Exp", "Atan", "Asinh", "Softplus", "Softsign", "Softmax", "LogSoftmax")
 MOVES = (
     "Concat", "Dropout", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Squeeze", "Transpose",
     "Unsqueeze",
@@ -193,13 +193,7 @@ def read_network(data: bytes, headless: bool = False) -> Network:
         if node is not None and node.output[0] not in needed:
             needed.add(node.output[0])
             stack += node.input
-    left = list(graph.node)
-    while left:
-        names = {name for node in left for name in node.output}
-        at = next((at for at, node in enumerate(left) if not names & set(node.input)), None)
-        if at is None:
-            raise Unsupported("nodes in a circle")
-        node = left.pop(at)
+    for node in graph.node:
         if node.output[0] in needed:
             reader.read(node)
     network.outputs = [network.atom_of(value) for value in reader.values[output].ravel()]

@@ -17,7 +17,7 @@ from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.ir.exact import evaluate_exact, is_evaluable
 from verifiable_relu.ir.network import Network
 from verifiable_relu.readers import from_torch
-from verifiable_relu.readers.builder import Builder, Value
+from verifiable_relu.readers.builder import OpBuilder, Value
 from verifiable_relu.readers.torch import reading
 
 from .modules import Drawn, draw
@@ -136,12 +136,12 @@ FAULTS: dict[str, tuple[object, str, object]] = {
     "hooks left out": (torch.nn.Module, "__call__", without_hooks),
     "alpha left out": (reading.ModuleTranslator, "sum", lambda t, step, x, y, factor: SUM(t, step, x, y, 1)),
     "center for shift": (
-        Builder,
+        OpBuilder,
         "scale",
         lambda b, x, factor=None, shift=None, center=None, *rest: SCALE(b, x, factor, center, shift, *rest),
     ),
 }
-SUM, SCALE = reading.ModuleTranslator.sum, Builder.scale
+SUM, SCALE = reading.ModuleTranslator.sum, OpBuilder.scale
 
 
 @pytest.mark.parametrize("name", FAULTS)

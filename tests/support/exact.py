@@ -12,9 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from verifiable_relu.ir.functions.function import Function
-from verifiable_relu.ir.functions.hardened import Hardened
 from verifiable_relu.ir.functions.kinked import Kinked
-from verifiable_relu.ir.functions.smooth import Smooth
+from verifiable_relu.ir.functions.smooth import Hardened, Smooth
 from verifiable_relu.ir.functions.steps import StepFunction
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Diagonal

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verifiable_relu.search.batch import QueryBatch
-from verifiable_relu.search.bounding import Ibp
 from verifiable_relu.search.outcomes import Outcome
+from verifiable_relu.search.registry import make
 
 KILL, FILL, WAIT = 41.0, 43.0, 47.0
 """The bounds of outputs, in a property, at which the process is killed, takes memory without end, and waits."""
@@ -43,4 +43,4 @@ class Hostile:
             while bound == FILL:
                 held.append(bytes(b"x" * (16 << 20)))
             batch.stage("look", done, len(batch.queries))
-            yield from Ibp().claims(batch.part([number]))
+            yield from make("ibp").claims(batch.part([number]))

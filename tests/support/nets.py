@@ -15,7 +15,7 @@ from verifiable_relu.ir.functions import Function, function
 from verifiable_relu.ir.functions.kinked import Kinked
 from verifiable_relu.ir.linear import Dense
 from verifiable_relu.ir.network import Affine, Elementwise, Network, Op, Source, live
-from verifiable_relu.readers.builder import Builder, Value
+from verifiable_relu.readers.builder import OpBuilder, Value
 
 Draw = Callable[[Sequence[int], int], Tensor]
 """A function that draws a tensor of a shape, for a given fan-in."""
@@ -30,7 +30,7 @@ class Chain:
     """
 
     def __init__(self, *shape: int) -> None:
-        self.build = Builder(shape, "x")
+        self.build = OpBuilder(shape, "x")
         self.input = self.last = Value(0, shape)
 
     def made(self, value: Value) -> Value:

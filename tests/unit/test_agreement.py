@@ -15,7 +15,7 @@ from verifiable_relu.errors import InputError
 from verifiable_relu.ir.network import Affine, Op
 from verifiable_relu.readers import read_onnx
 from verifiable_relu.readers.builder import Value
-from verifiable_relu.readers.onnx.call import CONVERTERS, Call
+from verifiable_relu.readers.onnx.call import CONVERTERS, NodeCall
 from verifiable_relu.readers.simplify import simplified
 from verifiable_relu.spec.property import Box, Property
 
@@ -52,17 +52,17 @@ def chain(depth: int, width: int, scale: float = 1.0, dtype: type = np.float32) 
     return file(nodes, width, constants, kind)
 
 
-def wrong_sign(call: Call) -> Value:
+def wrong_sign(call: NodeCall) -> Value:
     """A faulty converter of MatMul."""
     return call.build.dense(call.value(), -torch.tensor(call.constant(1).T.copy()))
 
 
-def weights_off(call: Call) -> Value:
+def weights_off(call: NodeCall) -> Value:
     """A faulty converter of MatMul, whose weights are off by a thousandth."""
     return call.build.dense(call.value(), torch.tensor(1.001 * call.constant(1).T))
 
 
-def capped(call: Call) -> Value:
+def capped(call: NodeCall) -> Value:
     """A faulty converter of Neg, which is wrong for inputs beyond 1,000."""
     negative = call.build.scale(call.value(), -1.0)
     return call.build.sum(negative, call.build.relu(call.build.scale(call.value(), shift=-1000.0)))
@@ -86,7 +86,7 @@ def test_a_faulty_merging_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
     monkeypatch.setattr("verifiable_relu.readers.onnx.read.simplified", careless)
-    with pytest.raises(InputError, match="though each of its nodes by itself does"):
+    with pytest.raises(InputError, match="though each single node does"):
         read_onnx(chain(2, 8))
 
 

@@ -18,10 +18,9 @@ import pytest
 from tests.support.scripted import NETWORK, Answer, Scripted, at_least, case, truth
 from verifiable_relu import __version__
 from verifiable_relu.bounds.alpha import Ascent
-from verifiable_relu.campaign import Case, Result, Store, run
+from verifiable_relu.campaign import Case, Result, Store, console, run
 from verifiable_relu.campaign.result import join
 from verifiable_relu.campaign.store import COLUMNS
-from verifiable_relu.certify import command
 from verifiable_relu.search.bab.verifier import Bab
 from verifiable_relu.search.batch import QueryBatch, described
 from verifiable_relu.search.bounding import Crown
@@ -258,8 +257,8 @@ def test_a_terminal_shows_where_the_work_on_one_question_stands(
     stream = _Terminal() if terminal else io.StringIO()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr(command, "_REDRAWN", 0.0)
-    with command.ProgressLine(10.0) as line:
+    monkeypatch.setattr(console, "_REDRAWN_S", 0.0)
+    with console.ProgressLine(10.0) as line:
         run(
             [case(0.5)],
             _Talkative(),

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from verifiable_relu.data import load
+from verifiable_relu.data import load, training_and_test
 from verifiable_relu.errors import InputError
-from verifiable_relu.train.batches import training_and_test
 
 ROOT = os.environ.get("VERIFIABLE_RELU_DATA")
 

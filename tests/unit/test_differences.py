@@ -19,9 +19,8 @@ from verifiable_relu.bounds.differences import Secants
 from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
 from verifiable_relu.ir.families import harden
 from verifiable_relu.ir.functions.function import Function
-from verifiable_relu.ir.functions.hardened import Hardened
 from verifiable_relu.ir.functions.kinked import Kinked
-from verifiable_relu.ir.functions.smooth import Smooth
+from verifiable_relu.ir.functions.smooth import Hardened, Smooth
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Dense
 from verifiable_relu.ir.network import Affine, Elementwise, Network

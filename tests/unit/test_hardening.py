@@ -238,7 +238,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"loss": lambda m, b: X}, "one number"),
     ({"optimizer": torch.optim.SGD([X.clone()], 0.1)}, "give a function"),
     ({"optimizer": lambda model: 3}, "no optimizer of torch"),
-    ({"held_out": (X, torch.arange(8))}, "sample 2: the class is 2"),
     ({"held_out": [(X, Y), (X[:, :1], Y)]}, "batch 1 of the held-out data: the model does not"),
 ]
 BAD_DATA: list[tuple[Any, str]] = [
@@ -249,9 +248,9 @@ BAD_DATA: list[tuple[Any, str]] = [
     ((np.full((8, 2), "x"), Y), "an array is <U1, not numbers"),
     *(((X.index_fill(0, torch.tensor(3), n), Y), "sample 3: an input is inf") for n in (math.inf, math.nan)),
     ((torch.rand(4, 3), Y[:4]), "first batch: the model does not take it"),
-    *(((X, Y + n), "sample 0: the class is .* the model has 2 outputs") for n in (9, -9)),
-    ((X, Y.double()), "not integers"),
-    ((X, Y[:, None]), r"int64 of shape \(8, 1\), not integers of shape \(n,\)"),
+    *(((X, Y + n), "batch 0: a class is none of the model's, 0 to 1") for n in (9, -9)),
+    ((X, Y.double()), "no classes"),
+    ((X, Y[:, None]), r"outputs of shape \(8, 2\) for classes of shape \(8, 1\)"),
     ([], "no data"),
     (iter([(X, Y)]), "not list_iterator"),
     ({"x": X}, "not one batch"),
@@ -339,10 +338,11 @@ def test_the_command_hardens_a_model_of_a_file(tmp_path: Path, capsys: pytest.Ca
     proving = ["--int8", "--eps", "1e-6", "--images", "3", "--certificates", str(folder)]
     assert main([*asked, "--epochs", "1", "--rate", "1e-9", "--target", "160", "--quiet", *proving]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "of 3 images" in line]
-    assert len(rows) == 4 and rows[3].startswith("all of these and λ-GELU with λ ≥ 160 at once: within 1e-6, "), rows
+    assert len(rows) == 5 and rows[3].startswith("all of these and λ-GELU with λ ≥ 160 at once: within 1e-6, "), rows
+    assert rows[4].startswith("both files and λ-GELU with λ ≥ 160 in real numbers: within 1e-6, ")
     each = [int(re.findall(r"(\d) of 3", row)[0]) for row in rows]
-    certified = each[3]
-    assert 1 <= certified <= min(each)
+    certified = each[4]
+    assert 1 <= each[3] <= min(each) and certified
     table = (folder / "certificates.csv").read_text()
     assert table.count(",true,") == certified and str(small) in table
     assert main([*asked, "--certificates", str(folder)]) == 2
@@ -366,7 +366,7 @@ def test_the_command_hardens_a_model_of_a_file(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"labels": torch.arange(8)}, "sample 2: the class is 2, but the model has 2 outputs"),
+        ({"labels": torch.arange(8)}, "batch 0: a class is none of the model's, 0 to 1"),
         ({"labels": Y.double()}, "integers of shape (n,)"),
         ({"images": X[:, :1]}, "first batch: the model does not take it"),
     ],

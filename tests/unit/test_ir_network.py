@@ -18,9 +18,8 @@ from tests.support.exact import exact_outputs
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.ir.enclosure import Enclosed, enclose, find_difference, formats, sample_points, whole
 from verifiable_relu.ir.exact import evaluate_exact, is_evaluable, multiplications
-from verifiable_relu.ir.functions.hardened import Hardened
 from verifiable_relu.ir.functions.kinked import Kinked
-from verifiable_relu.ir.functions.smooth import Smooth
+from verifiable_relu.ir.functions.smooth import Hardened, Smooth
 from verifiable_relu.ir.linear import Dense, Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Product, Source, Sum
 

@@ -23,7 +23,6 @@ SPEC = str(ROOT / "specs" / "cifar_eps.vnnlib")
 LIST = str(ROOT / "specs" / "instances.csv")
 
 COMMANDS = [
-    ("shtab", "shtab", ["completion", "bash"]),
     ("sklearn.datasets", "scikit-learn", ["train", "--data", "digits", "--out", "net.onnx"]),
     (
         "sklearn.datasets",

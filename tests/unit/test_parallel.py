@@ -289,7 +289,7 @@ def test_a_cluster_that_is_gone_ends_the_campaign_in_one_line(
     with cluster(1) as (dask, address), Store(tmp_path / "out", observer=Ends()) as store:
         began = time.monotonic()
         with pytest.raises(InputError, match=r"any more: .* resumes"):
-            run_parallel(iter(made), Job(Hostile(), Loader()), DaskExecutor(address), store)
+            run_parallel(made, Job(Hostile(), Loader()), DaskExecutor(address), store)
         assert time.monotonic() - began < 60 and 1 <= len(store) < 4
     with cluster(1) as (_, address), Store(tmp_path / "out") as store, closing(DaskExecutor(address)) as executor:
         results = ran(made, Job(Hostile(), Loader()), executor, store)

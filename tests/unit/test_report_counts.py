@@ -22,11 +22,8 @@ from verifiable_relu.campaign.store import read_results
 from verifiable_relu.certify import main as certify
 from verifiable_relu.readers import write_onnx
 from verifiable_relu.report.__main__ import main as report
-from verifiable_relu.report.figures import certified
 from verifiable_relu.report.summary import (
-    AnswerGroup,
     CampaignSummary,
-    image,
     read_campaigns,
     read_expected,
 )
@@ -171,24 +168,13 @@ def test_a_thousand_instances_with_twins_of_two_campaigns_stand_side_by_side(tmp
     (pair,) = found.pairs
     assert pair.names == ("m in weak", "m in strong") and len(pair.results) == 1_000 and pair.contrary == []
     assert (len(pair.both), len(pair.only(0)), len(pair.only(1))) == (900, 0, 100)
-    assert pair.time_ratio == pytest.approx(3) and {row[1] for row in pair.differences} == {"m in strong"}
+    assert pair.time_ratio == pytest.approx(3)
     assert [row[1:] for row in found.expected_counts] == [(1_000, 899, 1, 100), (1_000, 999, 1, 0)]
     assert found.notes == [
         "Expected verdicts: 1000 rows, 1000 match an instance.",
         "1 instance with another verdict than expected: p7.vnnlib of net.onnx is unsat, expected sat.",
     ]
     assert len(found.instances) == 1_000
-
-
-def test_a_curve_joins_radii_of_equal_images_alone() -> None:
-    rows = [("1/100", "abc"), ("1/50", "ab"), ("1/10", "cba"), ("1/5", "ab")]
-    known = {"trust": Trust.EXACT, "query": "q", "verifier": "M()"}
-    result = Result("n", "p", Verdict.UNSAT, Reason.PROVED, "m", 0.1, **known)  # type: ignore[arg-type]
-    chart = certified([AnswerGroup("n", "auto", [result], Fraction(e), frozenset(i)) for e, i in rows])
-    assert [[x for x, _, _ in one.points] for one in chart.series if not one.upper] == [[0.01, 0.1], [0.02, 0.2]]
-    assert len(chart.legend) == 2
-    names = ["mnist_0_eps1_255.vnnlib", "mnist_0_eps2_255.vnnlib.gz", "img-7-eps0.01.vnnlib", "prop_0_0.05.vnnlib"]
-    assert [image(name) for name in names] == ["mnist_0_.vnnlib"] * 2 + ["img-7-.vnnlib", "prop_0.vnnlib"]
 
 
 @pytest.mark.thorough

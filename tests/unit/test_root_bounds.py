@@ -17,13 +17,14 @@ from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
 from verifiable_relu.search.bab.verifier import Bab
 from verifiable_relu.search.batch import NO_BOUNDS, BoundsCache, QueryBatch, RootBounds, Verifier
-from verifiable_relu.search.bounding import AlphaCrown, Crown, Ibp
+from verifiable_relu.search.bounding import AlphaCrown, Crown
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict
+from verifiable_relu.search.property_rows import PropertyRows
+from verifiable_relu.search.registry import make
 from verifiable_relu.search.solvers.milp import Milp
 from verifiable_relu.search.solvers.smt import Smt
 from verifiable_relu.spec.property import Box, Property, Query, Row
-from verifiable_relu.spec.row_batch import RowBatch
 
 PLENTY = 1 << 26
 SEARCHING = AlphaCrown(intermediate=Ascent(steps=4))
@@ -78,8 +79,8 @@ def test_a_root_holds_at_all_points_of_its_own_box(name: str) -> None:
             for index, bounds in root.intervals.items():
                 assert bool((values[index] >= bounds.lower - 1e-12).all())
                 assert bool((values[index] <= bounds.upper + 1e-12).all())
-            rows = RowBatch.from_properties([query.property], network.output_size)
-            reached = rows.largest(network(x) @ rows.matrix.T - rows.bound).amin(0)
+            rows = PropertyRows.from_properties([query.property], network.output_size)
+            reached = rows.largest(rows.values(network(x)[:, None]))[:, 0].amin(0)
             assert bool((root.lower <= reached + 1e-12).all())
 
 
@@ -135,7 +136,7 @@ def test_what_decides_a_query_decides_it_whoever_was_asked_before() -> None:
     verdicts = [outcome.verdict for outcome in ask(Bab(), asked)]
     assert Verdict.UNSAT in verdicts
     cache = BoundsCache(PLENTY)
-    for method in (Ibp(), Crown(), Bab()):
+    for method in (make("ibp"), Crown(), Bab()):
         outcomes = ask(method, asked, cache)
         decided = {outcome.verdict for number, outcome in enumerate(outcomes) if cache.get(number) is None}
         assert decided <= {Verdict.UNSAT}
@@ -148,7 +149,7 @@ def test_what_several_stages_exclude_together_is_a_verdict() -> None:
     query = Query(near.network, Property(near.property.box, (near.property.unsafe[0], far.property.unsafe[1])))
     for method in EVERY:
         cache = BoundsCache(PLENTY)
-        ask(Ibp(), [query], cache)
+        ask(make("ibp"), [query], cache)
         root = cache.get(0)
         assert root is not None and root.lower[0] < 0 < root.lower[1]
         cache.prove(0, {0: 0.125})

@@ -20,14 +20,13 @@ from verifiable_relu.bounds.backward import Relaxation
 from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
 from verifiable_relu.campaign.runner import Case
 from verifiable_relu.certify.command import explained
-from verifiable_relu.errors import InputError
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
 from verifiable_relu.search.bounding import Crown
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Reason, Verdict
 from verifiable_relu.search.portfolio import PORTFOLIO, ROUNDS, Auto, QueryFeatures, explanation
-from verifiable_relu.search.registry import make, methods
+from verifiable_relu.search.registry import methods
 from verifiable_relu.spec.property import Box, Property, Query, Row
 
 COMPLETE = {"bab", "split", "milp", "smt-exact"}
@@ -159,8 +158,6 @@ def test_the_explanation_of_a_query_that_crown_decides_says_so() -> None:
 def test_an_instance_of_several_boxes_is_explained_box_by_box() -> None:
     query = boundary()
     case = Case("n.onnx", "p.vnnlib", (query, query), 5.0)
-    lines = list(explained(case, Auto(), TimeBudget()))
+    lines = list(explained(case, TimeBudget()))
     assert lines[0] == "box 1 of 2:" and "box 2 of 2:" in lines
     assert lines[1] == Auto().explain(query, TimeBudget(5)).splitlines()[0]
-    with pytest.raises(InputError, match="only the method 'auto'"):
-        list(explained(case, make("crown"), TimeBudget()))

@@ -70,7 +70,6 @@ class Pip:
         ("python benchmarks/speed/memory.py", {"dev"}),
         ("mkdocs serve", {"docs"}),
         ("verifiable-relu train --data digits", {"data"}),
-        ("verifiable-relu completion bash", {"completion"}),
     ],
 )
 def test_a_command_gets_the_extras_that_it_needs(command: str, extras: set[str]) -> None:

@@ -19,9 +19,9 @@ import torch
 from tests.support.asking import claims
 from tests.support.draws import draws
 from tests.support.solver_cases import ball, mlp, planted, random_query, row
-from verifiable_relu.search.bab import refine
+from verifiable_relu.search.bab import query as refine
 from verifiable_relu.search.bab import verifier as trees
-from verifiable_relu.search.bab.refine import Refinement
+from verifiable_relu.search.bab.query import Refinement
 from verifiable_relu.search.bab.tree import Branching
 from verifiable_relu.search.bab.verifier import Bab, Schedule
 from verifiable_relu.search.batch import Verifier

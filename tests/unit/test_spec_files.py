@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.support.flat_nets import relu_layers
+from verifiable_relu.data import load
 from verifiable_relu.errors import LONGEST, InputError
 from verifiable_relu.ir.network import Network
 from verifiable_relu.readers import read_onnx, write_onnx
@@ -31,8 +32,6 @@ from verifiable_relu.spec import (
     write_instances,
 )
 from verifiable_relu.spec.__main__ import main
-from verifiable_relu.spec.arrays import read_images
-from verifiable_relu.spec.find import Networks
 from verifiable_relu.spec.property import nearest, round_down, round_up
 
 
@@ -63,18 +62,14 @@ def touch(*files: Path) -> None:
 
 def test_the_more_explicit_name_of_a_network_counts(tmp_path: Path) -> None:
     folder = tmp_path / "vnnlib"
-    names = ("net", "comment", "named", "listed", "p", "other")
+    names = ("comment", "listed", "p", "other")
     files = {name: folder / f"{name}.onnx" for name in names}
     touch(*files.values())
     rows = "listed.onnx,p.vnnlib,1\nlisted.onnx,p.vnnlib,2\nother.onnx,q.vnnlib,1\n"
     (folder / "instances.csv").write_text(rows)
     commented = property_file(folder, "; a comment\n;  network: comment.onnx\n" + TEXT_2)
     plain = property_file(folder, TEXT_2)
-    named = {"f": files["named"]}
-    assert find_network(commented, files["net"], named) == files["net"]
     assert find_network(commented) == files["comment"]
-    assert find_network(commented, networks={"f": files["comment"]}) == files["comment"]
-    assert find_network(plain, networks=named) == Networks((("f", files["named"]),))
     assert find_network(plain) == files["listed"]
     (folder / "instances.csv").unlink()
     assert find_network(plain) == files["p"]
@@ -103,23 +98,10 @@ def test_no_network_says_what_was_tried(tmp_path: Path) -> None:
         assert tried in message
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        (TEXT, {"net": "no.onnx"}, "no.onnx that --net names does not exist"),
-        ("; network: no.onnx\n" + TEXT, {}, "no.onnx that the network comment names does not exist"),
-        (TEXT_2, {"networks": {"f": "no.onnx"}}, "no.onnx that --network names does not exist"),
-        (TEXT_2, {"networks": {"g": "p.onnx"}}, "no network 'g' is declared; it declares f"),
-        (TEXT, {"networks": {"g": "p.onnx"}}, "no network 'g' is declared; VNN-LIB 1.0 names no network"),
-    ],
-)
-def test_a_network_that_is_named_wrongly_is_refused(
-    text: str, options: dict[str, object], message: str, tmp_path: Path
-) -> None:
+def test_a_network_that_is_named_wrongly_is_refused(tmp_path: Path) -> None:
     touch(tmp_path / "p.onnx")
-    with pytest.raises(InputError, match=r"p\.vnnlib: ") as caught:
-        find_network(property_file(tmp_path, text), **options)  # type: ignore[arg-type]
-    assert message in str(caught.value)
+    with pytest.raises(InputError, match=r"p\.vnnlib: .*no\.onnx that the network comment names does not exist"):
+        find_network(property_file(tmp_path, "; network: no.onnx\n" + TEXT))
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\x1b[31m", "x/" * 3000])
@@ -128,10 +110,9 @@ def test_no_name_of_a_network_is_too_odd_to_be_refused(name: str, tmp_path: Path
         with pytest.raises(InputError, match="the control character"):
             property_file(tmp_path, f"; network: {name}.onnx\n{TEXT_2}")
     spec = property_file(tmp_path, f"; network: {name if name.isprintable() else 'x'}.onnx\n{TEXT_2}")
-    for options in ({}, {"net": name}, {"networks": {"f": name}}):
-        with pytest.raises(InputError) as caught:
-            find_network(spec, **options)  # type: ignore[arg-type]
-        assert len(str(caught.value)) <= LONGEST and str(caught.value).isprintable()
+    with pytest.raises(InputError) as caught:
+        find_network(spec)
+    assert len(str(caught.value)) <= LONGEST and str(caught.value).isprintable()
     (tmp_path / "p.vnnlib").write_text(TEXT)
     (tmp_path / "instances.csv").write_text("x" * 5000 + ".onnx,p.vnnlib,1\n")
     with pytest.raises(InputError, match="does not exist"):
@@ -140,9 +121,6 @@ def test_no_name_of_a_network_is_too_odd_to_be_refused(name: str, tmp_path: Path
 
 def test_contradictions_are_not_settled_silently(tmp_path: Path) -> None:
     touch(tmp_path / "a.onnx", tmp_path / "b.onnx")
-    spec = property_file(tmp_path, "; network: a.onnx\n" + TEXT_2)
-    with pytest.raises(InputError, match=r"--network names .*b\.onnx, but the network comment names a\.onnx"):
-        find_network(spec, networks={"f": tmp_path / "b.onnx"})
     (tmp_path / "instances.csv").write_text("a.onnx,p.vnnlib,1\nb.onnx,p.vnnlib,1\n")
     with pytest.raises(
         InputError, match=r"names 2 networks for this property \(a.onnx, b.onnx\); choose one with --net"
@@ -447,11 +425,12 @@ def test_damaged_arrays_are_refused_in_one_line(problem: Path) -> None:
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
         (problem / "images.npz").write_bytes(damaged)
         try:
-            images, labels = read_images(problem / "images.npz")
+            data = load(str(problem / "images.npz"), "train")
         except InputError as error:
             assert str(error).startswith(f"{problem}/images.npz: ") and len(str(error)) <= LONGEST
         else:
-            assert len(images) == len(labels) and labels.min() >= 0 and images.min() >= 0 and images.max() <= 1
+            assert len(data.images) == len(data) and data.labels.min() >= 0
+            assert data.images.min() >= 0 and data.images.max() <= 1
 
 
 def test_an_array_that_claims_to_be_huge_takes_no_memory(problem: Path) -> None:
@@ -461,4 +440,4 @@ def test_an_array_that_claims_to_be_huge_takes_no_memory(problem: Path) -> None:
         with zipfile.ZipFile(problem / "images.npz", "w") as archive:
             archive.writestr("images.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
         with pytest.raises(InputError, match=r"images\.npz: "):
-            read_images(problem / "images.npz")
+            load(str(problem / "images.npz"), "train")

@@ -126,7 +126,7 @@ def test_a_line_longer_than_any_record_is_not_read_at_once(folder: Path, monkeyp
     with pytest.raises(InputError, match="line 2: not a record: it is longer than 4000 bytes"):
         Store(folder)
     with Store(folder, repair=True) as store:
-        assert len(store) == 2 and store.set_aside == (1, folder / "records.jsonl.bad-1")
+        assert len(store) == 2 and store.set_aside == (13, folder / "records.jsonl.bad-1")
     assert lines(folder) == [good, sat]
     assert good + (folder / "records.jsonl.bad-1").read_bytes() + sat == content
 
@@ -200,7 +200,6 @@ def test_every_result_comes_back_as_it_was(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         for number, result in enumerate(results):
             store.result(number, result, False)
-        store.finish()
     with (tmp_path / "results.csv").open(newline="", encoding="utf-8", errors="surrogateescape") as file:
         rows = list(csv.reader(file))
     assert [row[2] for row in rows[1:]] == ["timed-out", "unsat", "sat"] and rows[3][0] == results[2].onnx

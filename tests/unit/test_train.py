@@ -67,7 +67,7 @@ def test_annealing_progress_is_the_papers_at_the_end_of_each_epoch() -> None:
     values = [2.0]
     for _ in range((epochs - start) * per_epoch):
         annealing.step()
-        values += annealing.lam
+        values += [gate.lam.item() for gate in annealing.gates]
     for epoch in range(start, epochs):
         progress = (epoch - start + 1) / (epochs - start)
         assert values[(epoch - start + 1) * per_epoch] == pytest.approx(2 + 158 * progress, rel=1e-5)
@@ -291,7 +291,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"--epochs": "0"}, "--epochs"),
         ({"--device": "nowhere"}, "no device 'nowhere'"),
         ({"--out": str(tmp_path / ("x" * 5000 + ".onnx"))}, "cannot be written"),
-        ({"--out": str(tmp_path / "a\0b.onnx")}, "not a file name"),
+        ({"--out": str(tmp_path / "a\0b.onnx")}, "embedded null byte"),
         ({"--hidden": "1000000,1000000"}, "into the memory"),
         ({"--data": "digits\x1b[31m" * 500}, r"digits\x1b[31m"),
     ]:
