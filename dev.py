@@ -41,7 +41,6 @@ CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 NEEDED = {
     **dict.fromkeys(("benchmarks", "hatchling", "lint-imports", "mypy", "pytest", "ruff", "tests"), ("dev",)),
     **dict.fromkeys(("harden", "spec", "train"), ("data",)),
-    "completion": ("completion",),
     "mkdocs": ("docs",),
 }
 

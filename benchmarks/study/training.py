@@ -21,7 +21,7 @@ from benchmarks.common.questions import clean, first_exact
 from benchmarks.common.records import Record, versioned_key
 from benchmarks.study.measuring import train_and_measure
 from benchmarks.study.suite import Cell, Suite
-from verifiable_relu.data import DATASETS, VALIDATION, Dataset, load
+from verifiable_relu.data import DATASETS, VALIDATION, Dataset, load, training_and_test
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import write_whole
 from verifiable_relu.ir.families import harden
@@ -33,7 +33,6 @@ from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Verdict
 from verifiable_relu.search.registry import make
 from verifiable_relu.spec import Query, linf_properties
-from verifiable_relu.train.batches import training_and_test
 from verifiable_relu.train.export import CALIBRATED, quantize, written
 from verifiable_relu.train.loop import Diverged, build
 from verifiable_relu.train.losses import ball

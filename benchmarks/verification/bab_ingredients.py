@@ -110,7 +110,7 @@ def measure(asked: argparse.Namespace, records: Records) -> None:
     data = data_folder() / "vnncomp"
     with bars() as bar:
         for family in asked.families:
-            loader = Loader({})
+            loader = Loader()
             for instance in bar.track(some(instances(data / family), asked.count), description=family):
                 title = {"family": family, "onnx": instance.onnx, "vnnlib": instance.vnnlib, "limit": asked.limit}
                 missing = [name for name in chosen if not records.has("answer", {**title, "variant": name})]

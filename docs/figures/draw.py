@@ -106,7 +106,7 @@ def overview() -> str:
 
 
 LAYERS = (
-    (("certify, solver, spec, train, …", "the commands; completion"),),
+    (("certify, solver, spec, train, …", "the commands"),),
     (("hardening", "of a network of one's own"),),
     (("report", "pages, tables, figures"), ("api", "verify(model, images, …)")),
     (("campaign", "many questions: queue, records, certificates"),),
