@@ -21,7 +21,7 @@ from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Dense
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Network, Op, Sum
 from verifiable_relu.search import records
-from verifiable_relu.search.bab import loop, proof, relaxation, system
+from verifiable_relu.search.bab import loop, proof, relaxation, slopes, system
 from verifiable_relu.search.bab.loop import Event, IntervalsTightened, NodesClosed, TreeState
 from verifiable_relu.search.bab.query import ReducedQuery, Refinement, refine_intervals
 from verifiable_relu.search.bab.slopes import hull_cuts
@@ -310,6 +310,21 @@ def test_hull_cuts_are_above_their_neurons_by_at_most_their_width(kind: str) -> 
             for j in made.cuts.neurons.tolist():
                 over = own.cut(made, j).dot(np.array([ONE, *x, *r], dtype=object)) - r[j]
                 assert 0 <= over <= Fraction(float(made.span[j]))
+
+
+def test_cuts_of_a_system_that_is_not_held_as_a_whole_are_those_of_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same relaxation, from sparse forms; with many terms none."""
+    net, box, known = make(KINDS[0], 0)
+    prop = property_of(box, row({0: 1, 1: -1}, -9))
+    whole = query_of(net, box, known, prop).improved(hull_cuts, [0], TimeBudget()).parts[0]
+    monkeypatch.setattr(system, "_WHOLE", 0)
+    sparse = query_of(net, box, known, prop).improved(hull_cuts, [0], TimeBudget()).parts[0]
+    assert whole.cuts is not None and sparse.cuts is not None and len(sparse.cuts.neurons)
+    assert torch.equal(sparse.cuts.neurons, whole.cuts.neurons)
+    assert torch.allclose(sparse.cuts.coefficients, whole.cuts.coefficients, atol=1e-3)
+    assert torch.allclose(sparse.slopes, whole.slopes, atol=1e-3)
+    monkeypatch.setattr(slopes, "_FEW_TERMS", 0)
+    assert query_of(net, box, known, prop).improved(hull_cuts, [0], TimeBudget()).parts[0].cuts is None
 
 
 @pytest.mark.parametrize("kind", KINDS)

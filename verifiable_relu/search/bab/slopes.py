@@ -18,6 +18,7 @@ along. Nothing of that search is proven: every slope is sound, and cuts are roun
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,8 @@ from verifiable_relu.search.bab.system import AffineForms, Block, ReducedSystem
 from verifiable_relu.search.records import TensorRecord
 
 _SHORT = 2.0**20  # Coefficients of cuts are multiples of one part of this many of the pre-activation's
+_FEW_TERMS = 64  # The most terms of a neuron's form in a system that is too large to be held densely
+_PART = 1 << 22  # Coefficients of forms that are made at once
 _CUTS = Ascent(steps=60, rate=0.1, decay=0.95)  # The search for cuts
 
 
@@ -136,13 +139,37 @@ def better_slopes(system: ReducedSystem, parts: Sequence[OpenPolytope], stop: Ca
 def hull_cuts(system: ReducedSystem, parts: Sequence[OpenPolytope], stop: Callable[[], bool]) -> list[OpenPolytope]:
     """Return polytopes with the best hull cuts found, and slopes of the lines below them (``Improve``).
 
-    The searches run one after the other, over the neurons with negative coefficients in the objective. A system that is
-    too large to be held as a whole gets better slopes alone.
+    The searches run one after the other, over the neurons of which the objective wants large values. A system that is
+    too large to be held, as neurons have many terms, gets better slopes alone.
     """
-    if not system.whole:
+    neurons = system.neurons if system.whole else _sparse_neurons(system, stop)
+    if neurons is None:
         return better_slopes(system, parts, stop)
-    search = _CutSearch(system)
+    search = _CutSearch(system, neurons)
     return [search.improved(part, stop) for part in parts]
+
+
+def _sparse_neurons(system: ReducedSystem, stop: Callable[[], bool]) -> AffineForms | None:
+    """Return all pre-activations with a sparse matrix; None where some have more than ``_FEW_TERMS``, or time is up."""
+    every, width, found = torch.arange(system.size, device=system.lower.device), system.inputs + system.size, []
+    for chosen in every.split(max(1, _PART // width)):
+        forms = system.of_neurons(chosen)
+        if stop() or int((forms.matrix != 0).sum(1).max()) > _FEW_TERMS:
+            return None
+        found.append(replace(forms, matrix=forms.matrix.to_sparse()))
+    matrix = torch.cat([forms.matrix for forms in found]).coalesce()
+    constant, error = (torch.cat([getattr(forms, name) for forms in found]) for name in ("constant", "error"))
+    return AffineForms(matrix, constant, error, system.inputs)
+
+
+def _rows_of(matrix: Tensor, part: slice, columns: int) -> Tensor:
+    """Return the first ``columns`` columns of some rows in float32; of a sparse matrix in compressed columns."""
+    if not matrix.is_sparse:
+        return matrix[part, :columns].float()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CS[CR] tensor support", category=UserWarning)
+        rows = matrix.narrow_copy(0, part.start, part.stop - part.start).narrow_copy(1, 0, columns)
+        return rows.float().to_sparse_csc()
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,16 +195,17 @@ class _Terms(TensorRecord):
     below: Tensor
 
     @staticmethod
-    def of_neurons(system: ReducedSystem, neurons: Tensor, below: Tensor) -> _Terms:
-        """Return the terms of some neurons, (h,) in ascending order, given all slopes below zero, (m,)."""
-        forms, n, values = system.neurons[neurons], system.inputs, system.values_range
-        row, column = forms.matrix.nonzero(as_tuple=True)
-        weight = forms.matrix[row, column]
+    def of_neurons(system: ReducedSystem, forms: AffineForms, neurons: Tensor, below: Tensor) -> _Terms:
+        """Return the terms of some neurons, (h,) in ascending order, given all ``forms`` and slopes ``below`` zero."""
+        n, values = system.inputs, system.values_range
+        chosen = forms.matrix.index_select(0, neurons).to_sparse().coalesce()
+        (row, column), weight = chosen.indices(), chosen.values()
+        own, error = forms.constant[neurons], forms.error[neurons]
         center = torch.cat([weight.new_zeros(n), (values.lower[0] + values.upper[0]) / 2])
         radius = torch.cat([weight.new_ones(n), (values.upper[0] - values.lower[0]) / 2 * FEW])
         middle = weight * center[column]
-        constant = forms.constant.index_add(0, row, middle)
-        parts = (row, column, weight, weight.abs() * radius[column], middle, constant, forms.constant, forms.error)
+        constant = own.index_add(0, row, middle)
+        parts = (row, column, weight, weight.abs() * radius[column], middle, constant, own, error)
         count = torch.bincount(row, minlength=len(neurons))
         return _Terms(neurons, count, *parts, system.lower[neurons], system.upper[neurons], below[neurons])
 
@@ -197,8 +225,11 @@ class _Terms(TensorRecord):
 class _CutSearch:
     """The search for cuts over some neurons of a system, whose parameters are θ (terms,), μ and ν (h,)."""
 
-    def __init__(self, system: ReducedSystem) -> None:
+    def __init__(self, system: ReducedSystem, neurons: AffineForms) -> None:
         self._system, self._below, lines = system, system.slopes_below, [system.lower.new_zeros(6, 0)]
+        self._forms, self._constant = neurons, neurons.constant.float()
+        # By block the rows of its neurons, as far as earlier neurons
+        self._rows = [_rows_of(neurons.matrix, block.part, system.inputs + block.start) for block in system.blocks]
         for block in system.blocks:
             x, function = system.interval(block), block.function
             found = function.slope_range(x)
@@ -207,14 +238,13 @@ class _CutSearch:
         # Ends of the slopes below and above, and the offsets of all lines between
         self._lines = torch.cat(lines, 1).float()
         self._chord = (system.upper - self._below * system.lower) / (system.upper - system.lower)
-        self._neurons = system.neurons.each(Tensor.float)
 
     def improved(self, part: OpenPolytope, stop: Callable[[], bool]) -> OpenPolytope:
         """Return a polytope with the best cuts found for its first row."""
         row, system = part.rows[:1].each(Tensor.float), self._system
         alpha = (system.upper > -system.lower).float()
         chosen = (self._bound(row, alpha)[1] < 0) & (self._below < 1)
-        exact = _Terms.of_neurons(system, chosen.nonzero().squeeze(1), self._below)
+        exact = _Terms.of_neurons(system, self._forms, chosen.nonzero().squeeze(1), self._below)
         terms = exact.each(lambda t: t.float() if t.is_floating_point() else t)
         chord = self._chord[exact.neurons].float()
         start = alpha, chord[exact.row], 1 - chord, chord - terms.below
@@ -257,7 +287,7 @@ class _CutSearch:
             theta, mu, nu = parameters
             entries = theta * terms.weight
             level = terms.tops(theta, mu, nu) - terms.sums(theta * terms.middle)
-        for block in reversed(self._system.blocks):
+        for block, rows in zip(reversed(self._system.blocks), reversed(self._rows), strict=True):
             part = block.part
             mine, a = a[n + block.start :], a[: n + block.start]
             found.insert(0, mine.detach())
@@ -274,9 +304,9 @@ class _CutSearch:
                 constant = constant + amount @ level[cuts]
                 covered = torch.zeros_like(mine, dtype=torch.bool).index_fill(0, over, True) & (mine < 0)
                 weight, rest = weight.masked_fill(covered, 0), rest.masked_fill(covered, 0)
-            a = a + weight @ self._neurons.matrix[part, : n + block.start]
-            constant = constant + rest.sum() + weight @ self._neurons.constant[part]
-        return constant - a.abs().sum(), torch.cat([self._neurons.constant[:0], *found])
+            a = a + (weight[None] @ rows)[0]
+            constant = constant + rest.sum() + weight @ self._constant[part]
+        return constant - a.abs().sum(), torch.cat([self._constant[:0], *found])
 
     def _rounded(self, mine: _Terms, theta: Tensor, mu: Tensor, nu: Tensor) -> HullCuts:
         """Return the cuts in float64, with constants that make them bounds whatever rounding does."""
