@@ -21,6 +21,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -142,11 +143,18 @@ def hull_cuts(system: ReducedSystem, parts: Sequence[OpenPolytope], stop: Callab
     The searches run one after the other, over the neurons of which the objective wants large values. A system that is
     too large to be held, as neurons have many terms, gets better slopes alone.
     """
-    neurons = system.neurons if system.whole else _sparse_neurons(system, stop)
+    if system.whole:
+        neurons: AffineForms | None = system.neurons
+    elif (neurons := _SPARSE.get(system)) is None and (neurons := _sparse_neurons(system, stop)) is not None:
+        # One tree is improved first, then all others of the same system.
+        _SPARSE[system] = neurons
     if neurons is None:
         return better_slopes(system, parts, stop)
     search = _CutSearch(system, neurons)
     return [search.improved(part, stop) for part in parts]
+
+
+_SPARSE: WeakKeyDictionary[ReducedSystem, AffineForms] = WeakKeyDictionary()
 
 
 def _sparse_neurons(system: ReducedSystem, stop: Callable[[], bool]) -> AffineForms | None:
