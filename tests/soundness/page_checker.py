@@ -17,7 +17,15 @@ from itertools import pairwise, product
 from typing import Any
 
 from tests.soundness.page_functions import ONE, ZERO, Kinked, Smooth, down, up
-from tests.soundness.page_network import Form, Network, Refused, Unsupported, need, read_network
+from tests.soundness.page_network import (
+    Form,
+    Network,
+    Refused,
+    Unsupported,
+    need,
+    read_network,
+    with_tournaments,
+)
 
 Row = tuple[dict[int, Fraction], Fraction]
 """Coefficients other than zero of outputs, and the most that their sum may be."""
@@ -253,6 +261,8 @@ class State:
             if atom.form is not None:
                 off = self.error(k)
                 self.cut(k, down(self.least(atom.form) - off), up(-self.least(-atom.form) + off))
+                if atom.twin >= 0:
+                    self.cut(k, self.lower[atom.twin], self.upper[atom.twin])
             elif atom.function is not None:
                 low, high = self.lower[atom.z], self.upper[atom.z]
                 self.cut(
@@ -358,6 +368,21 @@ class State:
             may = {i for i in rivals if self.upper[i] > top}
             winners |= may if len(may) > 1 else set()
         return [j for j, z in enumerate(activation.z) if z in winners]
+
+    def play(self) -> None:
+        """Let rows pass maxima as tournaments from here on."""
+        self.net, place, numbers = with_tournaments(self.net)
+        for name in ("lower", "upper"):
+            ends: list[Any] = [None] * len(self.net.atoms)
+            for k, end in zip(place, getattr(self, name), strict=True):
+                ends[k] = end
+            setattr(self, name, ends)
+        self.left = {
+            p: [Form({place[k]: c for k, c in form.terms.items()}, form.constant) for form in rows]
+            for p, rows in self.left.items()
+        }
+        self.slopes, self.planes, self.before = {}, {}, numbers[self.before]
+        self.propagate()
 
     def make_bounds(self, slopes: dict[int, Given]) -> None:
         """Bound every activation that rows pass, if the box was halved and none has been bounded since."""
@@ -494,6 +519,10 @@ class _Unsat:
         elif "slopes" in record:
             keys(record, "slopes")
             node.slopes |= self.slopes(node, record["slopes"], node.slopes)
+        elif "tournaments" in record:
+            keys(record, "tournaments")
+            need(record["tournaments"] is True and not node.net.has_tournaments, "tournaments are said once")
+            node.play()
         else:
             raise Refused("a record that is not known here")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -90,6 +90,7 @@ class Atom:
 
     Attributes:
         noise: an affine value may be off by this part of Σ |w|·|x|.
+        twin: an atom of the same value, of which intervals say more.
         activation: the number of a neuron's activation.
     """
 
@@ -99,6 +100,7 @@ class Atom:
     z: int = -1
     rivals: list[int] = field(default_factory=list)
     activation: int = -1
+    twin: int = -1
 
 
 @dataclass
@@ -118,6 +120,7 @@ class Network:
     atoms: list[Atom] = field(default_factory=list)
     activations: list[Activation] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
+    has_tournaments: bool = False
 
     def add(self, atom: Atom) -> Form:
         self.atoms.append(atom)
@@ -139,6 +142,54 @@ class Network:
         ]
         self.activations.append(Activation(before, [next(iter(form.terms)) for form in made]))
         return shaped(made, z.shape)
+
+
+def with_tournaments(net: Network) -> tuple[Network, list[int], list[int]]:
+    """Return the network in which maxima are tournaments, the atoms there of each value, and activations' numbers."""
+    new, place, numbers = Network(net.inputs, has_tournaments=True), list[int](), list[int]()
+    while len(place) < len(net.atoms):
+        atom = net.atoms[len(place)]
+        if atom.activation < 0:
+            form = atom.form and Form({place[k]: c for k, c in atom.form.terms.items()}, atom.form.constant)
+            new.add(replace(atom, form=form))
+            place.append(len(new.atoms) - 1)
+            continue
+        old, number, made = net.activations[atom.activation], len(new.activations), list[int]()
+        numbers.append(number)
+        for one in (net.atoms[r] for r in old.r):
+            rivals = [place[k] for k in one.rivals]
+            new.add(replace(one, z=-1 if old.is_maximum else place[one.z], rivals=rivals, activation=number))
+            made.append(len(new.atoms) - 1)
+        new.activations.append(Activation([place[z] for z in old.z], made, old.is_maximum))
+        place += _play(new, made) if old.is_maximum else made
+    new.outputs = [place[k] for k in net.outputs]
+    return new, place, [*numbers, len(new.activations)]
+
+
+def _play(net: Network, windows: list[int]) -> list[int]:
+    """Add the rounds of a maximum, and return the last winners."""
+
+    def added(atom: Atom) -> int:
+        net.add(atom)
+        return len(net.atoms) - 1
+
+    rivals = [net.atoms[k].rivals for k in windows]
+    entries, most = net.activations[-1].z, max(map(len, rivals))
+    left = [[*mine, *[mine[0]] * (most - len(mine))] for mine in rivals]
+    while len(left[0]) > 1:
+        half, number, best = (len(left[0]) + 1) // 2, len(net.activations), windows
+        pairs = [(mine[i], mine[len(mine) - half + i]) for i in range(half) for mine in left]
+        if half > 1:
+            best = [added(Atom(rivals=[a, b], activation=number)) for a, b in pairs]
+            net.activations.append(Activation(entries, best, is_maximum=True))
+            number += 1
+        gaps = [added(Atom(form=Form({b: ONE}) - Form({a: ONE}))) for a, b in pairs]
+        relus = [added(Atom(function=Kinked(ZERO), z=gap, activation=number)) for gap in gaps]
+        net.activations.append(Activation(gaps, relus))
+        sums = [Form({a: ONE, relu: ONE}) for (a, _), relu in zip(pairs, relus, strict=True)]
+        entries = [added(Atom(form=form, twin=twin)) for form, twin in zip(sums, best, strict=True)]
+        left = [entries[window :: len(windows)] for window in range(len(windows))]
+    return entries
 
 
 def shaped(values: list[Any], shape: tuple[int, ...]) -> np.ndarray:

@@ -19,7 +19,7 @@ from verifiable_relu.check import BadInput, Refused, check, proof
 from verifiable_relu.check.__main__ import main
 from verifiable_relu.check.functions import Kinked
 from verifiable_relu.check.graph import Graph
-from verifiable_relu.check.properties import Row
+from verifiable_relu.check.properties import RowCondition
 
 CLOSE: dict[str, Any] = {"close": [[0]]}
 HALF: dict[str, Any] = {"close": [[0]], "slopes": [[0, [0, 1], [-1, 1, 1], "both"]]}
@@ -81,7 +81,7 @@ def test_no_value_that_a_point_has_is_accepted_as_a_threshold(kind: str) -> None
         }
         for name, tree in trees.items():
             for threshold, accepted in ((least, False), (least - 4096, True)):
-                asked = boxed(center, Fraction(1, 4), [[Row(((0, Fraction(1)),), threshold)]])
+                asked = boxed(center, Fraction(1, 4), [[RowCondition(((0, Fraction(1)),), threshold)]])
                 assert (not outcome(known, asked, tree)) == accepted, (kind, seed, name)
 
 

@@ -23,7 +23,7 @@ import pytest
 from onnx import helper
 
 from tests.soundness import page_checker, page_functions
-from tests.soundness.page_network import Network, read_network
+from tests.soundness.page_network import Network, read_network, with_tournaments
 from tests.support.draws import draws
 from tests.support.examples import blocks
 from tests.support.onnx_files import onnx_file
@@ -111,6 +111,10 @@ HAND: dict[str, tuple[bytes, int, dict[int, int], float, Records]] = {
         [{"split": [0, 0, 0, 0]}, *({"close": [[0]], "multipliers": [[0, [0], [0, w]]]} for w in (-1, 1))],
     ),
     "maximum": (parsed(2, 1, POOL), 2, {0: -1}, -1.0, CLOSE),
+    "tournaments": (
+        parsed(2, 1, POOL), 2, {0: 1}, 0.0,
+        [{"tournaments": True}, {"close": [[0]], "slopes": [[2, [0], [-1, 1], "lower"], [3, [0], [0, 0], "lower"]]}],
+    ),
     "moves": (parsed(2, 2, MIXED), 2, {0: 1, 1: 1}, 0.0, [{"halve": [0, 0, 0]}, *CLOSE, *CLOSE]),
     "tighten": (
         parsed(1, 2, "<float[1, 2] W = {1, -1}, float[2, 2] V = {1, 0, 1, 0}, float[2] b = {-1.25, 0}>"
@@ -157,7 +161,8 @@ def test_the_page_s_example_is_accepted_and_with_a_higher_value_refused(
 
 
 KINDS = (
-    "dense", "LeakyRelu", "PRelu", "Abs", "residual", "moves", "convolution", "MaxPool", "Sigmoid", "Tanh", "Gelu",
+    "dense", "LeakyRelu", "PRelu", "Abs", "residual", "moves", "convolution", "MaxPool", "tournaments", "Sigmoid",
+    "Tanh", "Gelu",
 )  # fmt: skip
 
 
@@ -185,10 +190,12 @@ def drawn_network(kind: str, rng: np.random.Generator) -> tuple[bytes, int]:
             return add(kind, x, alpha=float(rng.choice([-0.5, 0.25, 2.0])))
         return add(kind if kind in ("Abs", "Sigmoid", "Tanh", "Gelu") else "Relu", x)
 
-    inputs = 4 if kind in ("convolution", "MaxPool") else 2
+    inputs = 4 if kind in ("convolution", "MaxPool", "tournaments") else 2
     if inputs == 4:
         x = add("Conv", add("Reshape", "x", fixed(1, 1, 2, 2)), number(2, 1, 2, 2), number(2), pads=[0, 0, 1, 1])
-        if kind == "MaxPool":
+        if kind in ("MaxPool", "tournaments"):
+            # Differences of a convolution's entries are as large on both sides, which makes default slopes a tie.
+            x = add("Relu", x) if kind == "tournaments" else x
             x = add("MaxPool", x, kernel_shape=[2, int(rng.integers(1, 3))], pads=[1, 0, 0, 0], strides=[1, 1])
         x = add("Flatten", add("Relu", x))
         width = int(read_width(nodes, stored, x))
@@ -303,7 +310,11 @@ def least_proven(holds: Callable[[Fraction], bool], bits: int) -> Fraction | Non
 def drawn_case(kind: str, seed: int, folder: Path) -> tuple[Case, Records]:
     network, inputs = drawn_network(kind, np.random.default_rng(seed))
     rng = random.Random(seed)
-    body = Drawer(read_network(network), rng).tree(rng.randint(0, 2))
+    net, before = read_network(network), Records()
+    if kind == "tournaments":
+        before = [*([{"bound": 0}] if rng.random() < 0.5 else []), {"tournaments": True}]
+        net, _, _ = with_tournaments(net)
+    body = [*before, *Drawer(net, rng).tree(rng.randint(0, 2))]
     return Case(folder, network, inputs, {0: 1, 1: rng.choice([-1, 1])}), body
 
 
@@ -357,6 +368,8 @@ def changed(rng: random.Random, body: Records) -> Records:
                         places.append((inside, key))
 
             numbers(found[at])
+            if not places:
+                return found[:at] + found[at + 1 :]
             inside, key = rng.choice(places)
             inside[key] += rng.choice([-3, -1, 1, 2, 5])
     return found

@@ -29,8 +29,8 @@ from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.functions import Kinked
 from verifiable_relu.check.graph import Activation, Graph
 from verifiable_relu.check.model import read_model
-from verifiable_relu.check.proof import Leaf, Polytope, Proof, plane_constant, proven, tighten
-from verifiable_relu.check.properties import Disjunct, Row
+from verifiable_relu.check.proof import Polytope, Proof, ProofLeaf, plane_constant, proven, tighten
+from verifiable_relu.check.properties import Disjunct, RowCondition
 from verifiable_relu.check.records import Records
 
 Tree = list[dict[str, Any]]
@@ -262,7 +262,7 @@ def outcome(graph: Graph, disjuncts: list[Disjunct], tree: Tree) -> str:
     return ""
 
 
-def boxed(center: list[Fraction], radius: Fraction, rows: list[list[Row]]) -> list[Disjunct]:
+def boxed(center: list[Fraction], radius: Fraction, rows: list[list[RowCondition]]) -> list[Disjunct]:
     low, high = [c - radius for c in center], [c + radius for c in center]
     return [Disjunct(low, high, each, set()) for each in rows]
 
@@ -287,8 +287,8 @@ def test_no_hints_exclude_a_point_that_is_reached(kind: str) -> None:
             y = [v + Fraction(1, 2**12) * sign for v, sign in zip(y, (1, 2), strict=True)]
         # Both rows hold at the point, one or both of them barely.
         rows = [
-            Row(((0, Fraction(1)),), y[0] + rng.choice([0, 0, Fraction(1, 2**20)])),
-            Row(((0, Fraction(-1)), (1, Fraction(2))), 2 * y[1] - y[0] + rng.choice([0, Fraction(1, 64)])),
+            RowCondition(((0, Fraction(1)),), y[0] + rng.choice([0, 0, Fraction(1, 2**20)])),
+            RowCondition(((0, Fraction(-1)), (1, Fraction(2))), 2 * y[1] - y[0] + rng.choice([0, Fraction(1, 64)])),
         ]
         chosen = rng.choice([rows, *[rows[:1] if weight[0] > 0 else rows[1:]] * 3])
         disjuncts = boxed(center, radius, [chosen])
@@ -326,17 +326,17 @@ def test_rounding_is_within_the_error_that_is_charged(kind: str, monkeypatch: py
             known.activations[a]: (np.array(j, np.int64), np.array(numbers[1:]) / 2**12)
             for a, j, numbers in writer.hints(len(writer.places), False)
         }
-        goal = Polytope(known.output, [Row(((0, Fraction(1, 3)), (1, Fraction(-7, 5))), Fraction(1, 7))])
+        goal = Polytope(known.output, [RowCondition(((0, Fraction(1, 3)), (1, Fraction(-7, 5))), Fraction(1, 7))])
         # Their products with 3/4 are not rounded.
         goal.terms = [(at, v.astype(np.float32).astype(float), float(np.float32(most))) for at, v, most in goal.terms]
-        (low,), _ = proven(state, [Leaf(state, goal, np.array([0.75]), "", extra=extra)])
+        (low,), _ = proven(state, [ProofLeaf(state, goal, np.array([0.75]), "", extra=extra)])
         wide = State(known, {n: tuple(end.astype(np.longdouble) for end in e) for n, e in state.ends.items()})  # type: ignore
         wide.slopes = state.slopes
         exact_extra = {n: (j, w.astype(np.longdouble)) for n, (j, w) in extra.items()}
         with monkeypatch.context() as patch:
             for module, name in itertools.product((bounds, proof), ("gamma", "TINY", "LOST")):
                 patch.setattr(module, name, (lambda _: 0.0) if name == "gamma" else 0.0, raising=False)
-            (exactly,), _ = proven(wide, [Leaf(wide, goal, np.array([0.75]), "", extra=exact_extra)])
+            (exactly,), _ = proven(wide, [ProofLeaf(wide, goal, np.array([0.75]), "", extra=exact_extra)])
         assert low <= exactly <= low + 1e-11
 
 
@@ -368,7 +368,7 @@ def test_boxes_prove_almost_the_least_value(kind: str) -> None:
     disjunct = boxed(center, radius, [[]])[0]
     tree = list(cover(*map(list, ends(disjunct)), 0))
     tight, loose = (
-        boxed(center, radius, [[Row(((0, Fraction(1)),), threshold)]])
+        boxed(center, radius, [[RowCondition(((0, Fraction(1)),), threshold)]])
         for threshold in (least + Fraction(1, 2**12), least - Fraction(1, 5) * (1 + abs(least)))
     )
     assert "proven" in outcome(known, tight, tree)

@@ -11,7 +11,6 @@ import torch
 
 from tests.unit.test_check import KINDS, network
 from verifiable_relu.check import check
-from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.files import on_disk
 from verifiable_relu.proof import Recorder
 from verifiable_relu.proof.write import Subject, write_unsat
@@ -21,7 +20,7 @@ from verifiable_relu.search.batch import QueryBatch
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Verdict
 from verifiable_relu.search.registry import make
-from verifiable_relu.settings import neutral
+from verifiable_relu.settings import default_settings
 from verifiable_relu.spec.find import read_instances
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.read import parse, read_vnnlib
@@ -32,7 +31,7 @@ SHARES = (-0.5, 0.7, 0.93)
 
 def asked(method: str, queries: list[Query], told: Recorder | None, seconds: float = 5.0) -> list[Outcome]:
     batch = QueryBatch(queries, TimeBudget(seconds), observer=told)
-    with neutral():
+    with default_settings():
         for _ in batch.ask(make(method)):
             pass
     return [batch.outcomes[number] for number in batch.queries]
@@ -58,7 +57,7 @@ def spec_of(kind: str, seed: int, share: float) -> tuple[bytes, str]:
     x = torch.from_numpy(low + (high - low) * rng.random((4000, net.input_size)))
     y = net(x).numpy()
     loose = QueryBatch([Query(net, parse(text(low, high, [[("Y_0", "-1000.0")]]), Path("a")).properties[0])])
-    with neutral():
+    with default_settings():
         list(loose.ask(make("crown")))
     proved = (loose.outcomes[0].margin or 0.0) - 1000
     most = proved + share * (y[:, 0].min() - proved) - 1e-3
@@ -92,15 +91,8 @@ def test_every_proof_is_accepted(kind: str, method: str, tmp_path: Path) -> None
         paths = [tmp_path / name for name in ("c.jsonl.gz", "n.onnx", "p.vnnlib")]
         paths[1].write_bytes(data)
         paths[2].write_text(prop)
-        subject = Subject(data, prop.encode())
         proved += 1
-        try:
-            write_unsat(paths[0], subject, queries, range(len(queries)), told)
-        except UnsupportedError as error:
-            assert kind == "pool" and method in ("bab", "auto"), error
-            assert "trees of branch and bound over maxima" in str(error)
-            assert not paths[0].exists()
-            continue
+        write_unsat(paths[0], Subject(data, prop.encode()), queries, range(len(queries)), told)
         assert check(*paths).startswith("unsat")
     assert proved
 
@@ -117,6 +109,12 @@ def test_every_proof_is_accepted(kind: str, method: str, tmp_path: Path) -> None
         ("round", "auto", 1021, 0.2),
         # The margin is as small as what coarse slopes lose.
         ("sigmoid", "bab", 611, 0.7),
+        # A slope of 409, of a neuron with a coefficient of 0.0001, which coarse slopes change.
+        ("spelled", "bab", 11044, 0.93),
+        # Multipliers of a million, beside neurons whose coefficients matter.
+        ("pool", "bab", 2068, 0.85),
+        # Values between whole numbers, where one of them decides.
+        ("quantised", "auto", 6016, 0.5),
     ],
 )
 def test_narrow_proofs_are_accepted(kind: str, method: str, seed: int, share: float, tmp_path: Path) -> None:

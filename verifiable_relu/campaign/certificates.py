@@ -1,4 +1,4 @@
-"""A folder of certificates: written as verdicts come, and checked by the checker that shares no code with verifiers.
+"""Folder of certificates, written as verdicts come and checked by the checker, which shares no code with verifiers.
 
 ``certificates.csv`` in the folder has a line for each: its file, the network, the property, and what the checker said.
 """
@@ -35,7 +35,7 @@ from verifiable_relu.search.bounding import AlphaCrown
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Verdict
 from verifiable_relu.search.portfolio import Auto
-from verifiable_relu.settings import neutral
+from verifiable_relu.settings import default_settings
 from verifiable_relu.spec.find import onnx_files
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.specfile import SpecFile, Variable, vnnlib_text
@@ -47,7 +47,7 @@ _LARGEST = 1 << 30
 
 @dataclass(frozen=True)
 class Kept:
-    """The end of one certificate: accepted, or a point ``refused`` as no counterexample; why; its path, if any."""
+    """Fate of one certificate: accepted or not, why, and its path; ``refused`` if a point is no counterexample."""
 
     accepted: bool
     detail: str
@@ -56,7 +56,7 @@ class Kept:
 
 
 class Certificates:
-    """The folder, which is made if there is none.
+    """Folder of certificates, which is made if there is none.
 
     Where properties come from no file, all questions are about the ``files`` of one or two ``networks``, the first of
     which may be a family; each property is then written next to its certificate.
@@ -73,7 +73,7 @@ class Certificates:
                 return
             held = self._table.read_bytes()
             if not held.startswith(",".join(_HEADER).encode()):
-                raise InputError("has other columns than those written today: choose another folder", path=self._table)
+                raise InputError("its columns are those of another version: choose another folder", path=self._table)
             if not held.endswith(b"\n"):
                 # The writer of the last line was killed, or found no space.
                 self._append(())
@@ -118,14 +118,14 @@ class Certificates:
             def write() -> None:
                 if network.source.ports:
                     raise UnsupportedError("the checker reads networks with one input and one output only")
-                joint = _family(network)
-                data = read_bytes(onnx, _LARGEST) if joint or other else network.source.onnx
+                lambdas = _family(network)
+                data = read_bytes(onnx, _LARGEST) if lambdas or other else network.source.onnx
                 witness = next((o.witness for o in outcomes if o.verdict is Verdict.SAT and o.witness), None)
                 if data is None:
-                    raise UnsupportedError("the network is not that of its file")
+                    raise UnsupportedError("the network that was asked about is not the one in its file")
                 if witness and arithmetic != "real":
-                    raise UnsupportedError(f"a counterexample in {arithmetic} is an evaluation that was run")
-                subject = Subject(data, read_bytes(vnnlib, _LARGEST), joint, arithmetic)
+                    raise UnsupportedError(f"counterexamples in {arithmetic} have no certificates: a run found them")
+                subject = Subject(data, read_bytes(vnnlib, _LARGEST), lambdas, arithmetic)
                 if witness:
                     return write_sat(path, data, subject.prop, witness)
                 if other:
@@ -151,7 +151,7 @@ class Certificates:
             csv.writer(file, lineterminator="\n").writerow(row)
 
     def _path(self, name: str, asked: str) -> Path:
-        """The file of the certificate of a question, which a number tells from others of the same name."""
+        """Return the file of a question's certificate, with a number that distinguishes equal names."""
         number = hashlib.sha256(asked.encode("utf-8", "surrogateescape")).hexdigest()[:8]
         plain = re.sub(r"[^\w.-]|^[.-]", "_", name[:80])
         return self._folder / f"{plain}-{number}.jsonl.gz"
@@ -183,19 +183,19 @@ class Certificates:
 
 
 def _family(network: Network) -> list[Fraction]:
-    """The least λ of each activation of a family, if certificates know it; empty for a single network."""
-    joint = [Fraction(lam) for lam in least_lambdas(network)]
-    if joint:
+    """Return the least λ of each activation of a family that certificates support; empty for one network."""
+    lambdas = [Fraction(lam) for lam in least_lambdas(network)]
+    if lambdas:
         if others := outside_family(without_head(network) or network):
-            raise UnsupportedError(f"certificates know no family in which {others[0]} is an activation, too")
-        if min(joint) < 1:
-            raise UnsupportedError("certificates know no family of a GELU of a multiple that runs")
-    return joint
+            raise UnsupportedError(f"there are no certificates of families of networks with {others[0]}")
+        if min(lambdas) < 1:
+            raise UnsupportedError("there are no certificates of families where a GELU's argument is scaled")
+    return lambdas
 
 
-@neutral()
+@default_settings()
 def proved(queries: Sequence[Query], limit: float, bounds_alone: bool = False) -> Recorder:
-    """Return what was told of a new search for proofs; an UnsupportedError if there is none."""
+    """Return the recorder of a new search for proofs; an UnsupportedError if no proof is found."""
     told = Recorder()
     batch = QueryBatch(queries, TimeBudget(limit), observer=told)
     for _ in batch.ask(AlphaCrown() if bounds_alone else Auto()):
@@ -216,7 +216,7 @@ def _write_two(
     """Write the proof of two networks: by bounds of differences, or of both networks apart.
 
     The search bounds differences of curves better than a certificate can say: what the checker (``said``) refuses then
-    is no contradiction, and both networks apart may still be proved.
+    is no contradiction, and both networks may still be proved separately.
     """
     size = networks[0].input_size
     parts = [NetworkPart(name, each, range(size)) for name, each in zip(("first", "second"), networks, strict=True)]
@@ -243,5 +243,5 @@ def _pairs(networks: Sequence[Network], subject: Subject) -> list[tuple[int, int
     ends = [np.zeros(networks[0].input_size), np.ones(networks[0].input_size)]
     alone = replace(subject, other=None)
     graphs = alone.graph(), replace(alone, network=subject.other, joint=()).graph()
-    one, other = (Numbering(graph, network, *ends) for graph, network in zip(graphs, networks, strict=True))
+    one, other = (Numbering(graph, network, False, *ends) for graph, network in zip(graphs, networks, strict=True))
     return [(one[first].number, other[second].number) for second, first in matched(networks[0], networks[1]).items()]

@@ -92,7 +92,7 @@ class _CheckParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         for given in sys.argv[1:] if args is None else args:
             if given.startswith("-") and given.endswith("=--"):
-                self.error(f"argument {given[:-3]}: '--' is no value")
+                self.error(f"argument {given[:-3]}: '--' is not a value")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:

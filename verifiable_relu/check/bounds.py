@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from verifiable_relu.check.errors import Refused
-from verifiable_relu.check.functions import Curve, Difference, Function
-from verifiable_relu.check.graph import Activation, Affine, Beside, Graph, Maximum
+from verifiable_relu.check.functions import CheckedFunction, Curve, Difference
+from verifiable_relu.check.graph import Activation, AffineNode, DifferenceNode, Graph, MaximumNode
 from verifiable_relu.check.numbers import LARGE, LOST, OWN, TINY, UNIT, Number, apply, gamma, pulled
 
 FEW = 16
@@ -123,6 +123,8 @@ class State:
         for number in self.graph.order:
             if number > after:
                 low, high = self.interval(number)
+                if number in self.graph.whole:
+                    low, high = np.ceil(low), np.floor(high)
                 if number in self.ends:
                     old_low, old_high = self.ends[number]
                     # What is no number is no better end.
@@ -133,7 +135,7 @@ class State:
     def interval(self, number: int) -> Ends:
         """Return numbers between which a node's values lie, if those of its sources lie between their ends."""
         node = self.graph.nodes[number]
-        if isinstance(node, Affine):
+        if isinstance(node, AffineNode):
             total, reach = node.bias[None], np.zeros((1, node.size))
             for source, matrix, absolute in zip(node.sources, node.matrices, node.absolute, strict=True):
                 low, high = self.ends[source]
@@ -145,7 +147,7 @@ class State:
             return total - reach, total + reach
         if isinstance(node, Activation):
             return self.function(number).range(*self.ends[node.source])
-        if isinstance(node, Maximum):
+        if isinstance(node, MaximumNode):
             low, high = self.ends[node.source]
             return low[:, node.rivals].max(-2), high[:, node.rivals].max(-2)
         first, second, change = (self.ends[source] for source in node.sources)
@@ -154,7 +156,7 @@ class State:
 
     def charge(self, number: int, times: float = 1.0) -> Number:
         """Return the charge of an affine node, with that of the checker's own rounding several times."""
-        node: Affine = self.graph.nodes[number]
+        node: AffineNode = self.graph.nodes[number]
         sums, size = self.sums(number), np.abs(node.bias)
         own = gamma(node.longest + FEW) * sums + gamma(node.size + FEW) * size + LOST
         return times * own + OWN * node.relative * (sums + size) + node.lost
@@ -162,14 +164,14 @@ class State:
     @_kept
     def sums(self, number: int) -> Number:
         """Return |W|·m of an affine node."""
-        node: Affine = self.graph.nodes[number]
+        node: AffineNode = self.graph.nodes[number]
         parts = zip(node.sources, node.absolute, strict=True)
         return np.asarray(sum((apply(matrix, self.size(source)) for source, matrix in parts), np.zeros((1, node.size))))
 
-    def function(self, number: int) -> Function:
+    def function(self, number: int) -> CheckedFunction:
         """Return the function of an activation; that of a pair's difference follows from the ends of both inputs."""
         node = self.graph.nodes[number]
-        if type(node.function) is not Function:
+        if type(node.function) is not CheckedFunction:
             return node.function
         both = [self.graph.nodes[one] for one in self.graph.nodes[number + 1].sources[:2]]
         (low, high), (other_low, other_high) = ends = [self.ends[activation.source] for activation in both]
@@ -198,7 +200,7 @@ class State:
     @_kept
     def rivals(self, number: int) -> tuple[Number, ...]:
         """Return of a maximum's windows the rival below, the one above, its slope, the constant, and the charge."""
-        node: Maximum = self.graph.nodes[number]
+        node: MaximumNode = self.graph.nodes[number]
         low, high = (end[:, node.rivals] for end in self.ends[node.source])
         below, above = low.argmax(1), high.argmax(1)
         under, rival = (node.rivals[which, np.arange(node.size)] for which in (below, above))
@@ -211,7 +213,7 @@ class State:
         return under, rival, slope, constant, charge
 
 
-def _gap(function: Function, low: Number, high: Number) -> Number:
+def _gap(function: CheckedFunction, low: Number, high: Number) -> Number:
     """Return how far a function is below ReLU at most, over [low, high]: |z|·Φ(−λ|z|), the same for z and −z."""
     if not isinstance(function, Curve):
         return np.zeros(np.shape(low))
@@ -281,7 +283,7 @@ class Walk:
 
     def _step(self, number: int, rows: Number, alone: bool) -> None:
         node = self.state.graph.nodes[number]
-        if isinstance(node, Affine):
+        if isinstance(node, AffineNode):
             self.count(_dot(rows, node.bias[None]), _dot(np.abs(rows), self.state.charge(number)))
             flat = rows.reshape(-1, rows.shape[-1])
             for source, matrix in node.terms:
@@ -295,7 +297,7 @@ class Walk:
             lower, upper = above @ columns, below @ columns
             self.count(lower[..., 0] + upper[..., 1], lower[..., 2] - upper[..., 2])
             self.add(node.source, above * up + below * down)
-        elif isinstance(node, Maximum):
+        elif isinstance(node, MaximumNode):
             self._maximum(number, node, rows)
         else:
             first, second, change = node.sources
@@ -319,7 +321,7 @@ class Walk:
             self.count(k * plane.constant, part * np.abs(k) * lost)
         return rows
 
-    def _maximum(self, number: int, node: Maximum, rows: Number) -> None:
+    def _maximum(self, number: int, node: MaximumNode, rows: Number) -> None:
         under, over, slope, constant, charge = self.state.rivals(number)
         below, above = np.maximum(rows, 0), np.minimum(rows, 0)
         self.count(_dot(above, constant), _dot(np.abs(rows), charge))
@@ -341,7 +343,7 @@ def lower_of(state: State, number: int, entries: Number, sides: Number) -> Numbe
     graph = state.graph
     rows = np.zeros((*entries.shape, graph.nodes[number].size))
     np.put_along_axis(rows, entries[..., None], np.broadcast_to(sides, entries.shape)[..., None], -1)
-    differs = any(isinstance(n, Beside) and graph.nodes[n.sources[2]].source == number for n in graph.nodes)
+    differs = any(isinstance(n, DifferenceNode) and graph.nodes[n.sources[2]].source == number for n in graph.nodes)
     walk = Walk(state, *entries.shape)
     walk.add(number, rows)
     return walk.pull(alone=graph.second is not None and number >= graph.second and not differs)

@@ -18,7 +18,7 @@ from scipy import sparse
 from verifiable_relu.check.bounds import root
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.functions import Kinked, Signs
-from verifiable_relu.check.graph import Activation, Affine, Graph, Maximum, joined
+from verifiable_relu.check.graph import Activation, AffineNode, Graph, MaximumNode, joined
 from verifiable_relu.check.model import read_model
 from verifiable_relu.check.numbers import Matrix, Number, outward
 from verifiable_relu.check.proof import Proof
@@ -84,7 +84,7 @@ def _checked(records: Records, files: dict[str, bytes], paths: dict[str, Any], a
         records.end()
         return f"sat: the point is in the box, and in real arithmetic the network maps it into disjunct {at}"
     counts = Proof(graph, disjuncts, records, running).check()
-    proved = f"{counts.bounds} bounds of neurons in {counts.boxes} boxes, and {counts.leaves} leaves"
+    proved = f"neuron bounds {counts.bounds}, boxes {counts.boxes}, leaves {counts.leaves}"
     return f"{_claimed(given, two)}; checked: {proved}"
 
 
@@ -147,11 +147,11 @@ def evaluated(graph: Graph, point: list[Fraction]) -> list[Fraction] | None:
     for number in graph.order[1:]:
         node = graph.nodes[number]
         z = values[node.source]
-        if isinstance(node, Affine) and not node.relative and not np.any(node.lost):
+        if isinstance(node, AffineNode) and not node.relative and not np.any(node.lost):
             values[number] = _rationals(node.bias)
             for source, matrix in node.terms:
                 values[number] = values[number] + _product(matrix, values[source])
-        elif isinstance(node, Maximum):
+        elif isinstance(node, MaximumNode):
             values[number] = z[node.rivals].max(0)
         elif isinstance(node, Activation) and isinstance(node.function, Kinked):
             values[number] = np.where(z > 0, z, z * _rationals(node.function.slope))

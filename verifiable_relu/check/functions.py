@@ -36,7 +36,7 @@ Valued = tuple[Number, Number]
 """Numbers, and how far they are off, at most."""
 
 
-class Function:
+class CheckedFunction:
     """Base of all functions; as such, the one of a difference whose ends are not known yet.
 
     Attributes:
@@ -76,7 +76,7 @@ class Function:
 
 
 @dataclass(frozen=True, eq=False)
-class Kinked(Function):
+class Kinked(CheckedFunction):
     """z where z ≥ 0, and slope·z where z ≤ 0; ``slope`` has a number for each neuron."""
 
     slope: Number
@@ -102,27 +102,27 @@ class Kinked(Function):
         return np.where(convex, middle, chord), np.where(convex, chord, middle)
 
 
-class Rounded(Function):
-    """The whole number next to z, of two the even one: it never falls, and lies between z − 1/2 and z + 1/2.
+class Rounded(CheckedFunction):
+    """The whole number next to z, of two the even one; f(−z) = −f(z).
 
-    Over low ≤ z ≤ high it is at least max(round(low), z − 1/2), which less t·z is least at an end or at the corner; and
-    f(−z) = −f(z).
+    Less t·z it is linear where it is one number k. At the right end of each such piece, k + 1/2, it is k·(1 − t) − t/2,
+    which is least for the first or the last k, and greater at the left ends k + 1/2 of the pieces behind.
     """
 
     kind = "Round"
 
     def corners(self, low: Number, high: Number, sign: int) -> list[tuple[Number, Number]]:
         low, high = (low, high) if sign > 0 else (-high, -low)
-        first = np.rint(low)
-        points = low, np.minimum(np.maximum(first + 0.5, low), high), high
-        return [(sign * z, np.maximum(first, z - 0.5)) for z in points]
+        first, last = np.rint(low), np.rint(high)
+        jumps = [(np.clip(at, low, high), value) for at, value in ((first + 0.5, first), (last - 0.5, last - 1))]
+        return [(sign * z, np.maximum(first, value)) for z, value in ((low, first), *jumps, (high, last))]
 
     def slopes(self, low: Number, high: Number) -> tuple[Number, Number]:
         middle = 0.5 * low + 0.5 * high
         return np.where(middle > np.rint(low) + 0.5, 1.0, 0.0), np.where(middle < np.rint(high) - 0.5, 1.0, 0.0)
 
 
-class Signs(Function):
+class Signs(CheckedFunction):
     """−1 below 0, 0 at 0 and 1 above it: less t·z linear on either side, where it is least at an end or next to 0."""
 
     kind = "Sign"
@@ -140,7 +140,7 @@ class Signs(Function):
 
 
 @dataclass(frozen=True, eq=False)
-class Difference(Function):
+class Difference(CheckedFunction):
     """g(z + d) − f(z) of d, for ReLU or λ-GELU: s·d + e with low ≤ s ≤ high, each 0 or 1, and −under ≤ e ≤ over.
 
     The least of low·d and high·d is concave in d, and the largest convex: less t·d both are extreme at an end.
@@ -184,7 +184,7 @@ def normal(h: Number) -> tuple[Number, Number, Number, Number]:
     """Return (1 + erf h)/2 and its error, at most; e^(−h²)/√π and the part of itself that it is off; |h| ≤ ``_MOST``.
 
     Where |h| ≤ 2, erf h = 2/√π·e^(−h²)·Σ 2ⁿ·h^(2n+1)/(1·3·…·(2n+1)) (NIST Handbook, 7.6.2), whose terms have one sign.
-    The relative error of the n-th term is below (4n + 4)·u, and terms beyond n = 4·h² are nothing beside the others.
+    The relative error of the n-th term is below (4n + 4)·u, and terms beyond n = 4·h² are negligible by comparison.
     Elsewhere erfc |h| = e^(−h²)/√π/(|h| + (1/2)/(|h| + (2/2)/(|h| + (3/2)/(|h| + …)))) (ibid., 7.9), whose terms are
     positive: rounding changes it by less than 16·u of itself, and what is left out is less than u of it.
 
@@ -216,7 +216,7 @@ class Shape:
         guess: its slopes, roughly.
         knots: where its second derivative changes its sign, each as an interval that holds the place.
         convex: of the parts between the knots, whether they are convex.
-        steepest: its slope is at most so large.
+        steepest: a finite bound of |slope| within the knots, and nowhere else: any number where all knots are points.
     """
 
     values: Callable[[Number], tuple[Valued, Valued]]
@@ -277,8 +277,8 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Curve(Function):
-    """What an activation may be: any function that is nowhere below ``lower`` and nowhere above ``upper``."""
+class Curve(CheckedFunction):
+    """Set of functions of an activation: all that are nowhere below ``lower`` and nowhere above ``upper``."""
 
     lower: Shape
     upper: Shape | Kinked

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import sparse
 
 from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.functions import Function, Kinked, family
+from verifiable_relu.check.functions import CheckedFunction, Kinked, family
 from verifiable_relu.check.numbers import Matrix, Number
 
 
@@ -33,7 +33,7 @@ class Node:
 
 
 @dataclass(eq=False)
-class Affine(Node):
+class AffineNode(Node):
     """v = Σ matrix·(value of source) + bias, in float64 numbers that hold the file's own weights without rounding.
 
     Attributes:
@@ -62,12 +62,12 @@ class Affine(Node):
 
     @cached_property
     def products(self) -> int:
-        """How many products other than zero a sum along a row of the matrices has, at most."""
+        """The most products other than zero in a sum along a row of the matrices."""
         return sum(_longest(matrix, 1) for matrix in self.matrices)
 
     @cached_property
     def longest(self) -> int:
-        """How many products a sum along a row or along a column has, at most."""
+        """The most products in a sum along a row or along a column."""
         return max(self.products, *(_longest(matrix, 0) for matrix in self.matrices))
 
     @cached_property
@@ -80,17 +80,17 @@ def _longest(matrix: Matrix, axis: int) -> int:
     return 1 if matrix.ndim == 1 else int(np.max((matrix != 0).sum(axis), initial=0))
 
 
-def affine(terms: Iterable[tuple[int, Matrix]], bias: Number, relative: float = 0.0, lost: Any = 0.0) -> Affine:
+def affine(terms: Iterable[tuple[int, Matrix]], bias: Number, relative: float = 0.0, lost: Any = 0.0) -> AffineNode:
     """Return the node of terms."""
     sources, matrices = zip(*terms, strict=True)
-    return Affine(sources, len(bias), list(matrices), bias, relative, lost)
+    return AffineNode(sources, len(bias), list(matrices), bias, relative, lost)
 
 
 @dataclass(eq=False)
 class Activation(Node):
     """A function of every entry of the source's value."""
 
-    function: Function
+    function: CheckedFunction
 
     @property
     def rectifies(self) -> bool:
@@ -100,7 +100,7 @@ class Activation(Node):
 
 
 @dataclass(eq=False)
-class Maximum(Node):
+class MaximumNode(Node):
     """The largest of some entries of the source's value.
 
     ``rivals``: (most, size) the numbers of these entries, the first one repeated where there are fewer.
@@ -113,10 +113,10 @@ class Ordered(Node):
     """Numbers that compare with each other as the entries of the source's value do; nothing else is known."""
 
 
-class Beside(Node):
-    """The value of source ``second``, which is also that of ``first`` and that of the activation ``change``.
+class DifferenceNode(Node):
+    """The value of source ``second``, which is also the sum of source ``first`` and of the activation ``change``.
 
-    The function of ``change``, of the difference of the inputs of both, follows from what is known of these.
+    For a pair of activations ``change`` is their difference; its function follows from the bounds of their inputs.
     """
 
 
@@ -127,11 +127,13 @@ class Graph:
     Attributes:
         output: the number of the node that is the network's output.
         second: the number of the first node of the second one of two networks; None where there is one network.
+        has_tournaments: whether maxima are tournaments, too.
     """
 
     nodes: list[Any]
     output: int
     second: int | None = None
+    has_tournaments: bool = False
 
     @cached_property
     def order(self) -> list[int]:
@@ -150,11 +152,51 @@ class Graph:
     @cached_property
     def activations(self) -> list[int]:
         """The numbers of the activations and maxima that the output depends on, in order."""
-        return [number for number in self.order if isinstance(self.nodes[number], Activation | Maximum)]
+        return [number for number in self.order if isinstance(self.nodes[number], Activation | MaximumNode)]
 
     @cached_property
     def widest(self) -> int:
         return max(self.nodes[number].size for number in self.order)
+
+    @cached_property
+    def whole(self) -> set[int]:
+        """The nodes of whole numbers: values of Round and Sign, and what keeps whole numbers whole."""
+        found = set[int]()
+        for number in self.order[1:]:
+            node = self.nodes[number]
+            keeps, numbers = isinstance(node, MaximumNode | DifferenceNode), list[Number]()
+            if isinstance(node, AffineNode):
+                keeps = not node.relative and not np.any(node.lost)
+                numbers = [node.bias, *(part.data if sparse.issparse(part) else part for part in node.matrices)]
+            elif isinstance(node, Activation) and isinstance(node.function, Kinked):
+                keeps, numbers = True, [node.function.slope]
+            makes = isinstance(node, Activation) and node.function.kind in ("Round", "Sign")
+            if makes or (keeps and found.issuperset(node.sources) and not any((part % 1).any() for part in numbers)):
+                found.add(number)
+        return found
+
+    @cached_property
+    def reach(self) -> Number:
+        """Σ |w| of each input in the affine nodes that read it."""
+        found = np.zeros(self.nodes[0].size)
+        for node in (self.nodes[number] for number in self.order):
+            if isinstance(node, AffineNode):
+                for source, part in zip(node.sources, node.absolute, strict=True):
+                    if not source:
+                        found += part if part.ndim == 1 else np.asarray(part.sum(0)).ravel()
+        return found
+
+    @cached_property
+    def tournaments(self) -> tuple[Graph, dict[int, int]]:
+        """The graph in which each maximum is also a tournament of ReLUs, and the number of each node's value there."""
+        nodes, place = list[Any](), dict[int, int]()
+        for number, node in enumerate(self.nodes):
+            nodes.append(replace(node, sources=tuple(place[source] for source in node.sources)))
+            if isinstance(node, MaximumNode):
+                _play(nodes)
+            place[number] = len(nodes) - 1
+        second = None if self.second is None else place[self.second]
+        return Graph(nodes, place[self.output], second, has_tournaments=True), place
 
     def asked(self, comparing: bool) -> Graph:
         """Return the network that rows of outputs speak of: without its head, if they only compare outputs.
@@ -179,13 +221,13 @@ class Graph:
 
         Args:
             hardness: of each activation.
-            runs: whether the network itself, of which GELU is an operator, is to be one of them.
+            runs: whether the network itself, with its operator GELU, is to be one of them.
 
         Raises:
             Refused: if these are not as many, or other activations are among them, or the network is none of them.
         """
         nodes, places = list(self.nodes), self.asked(comparing=True).activations
-        unknown = any(isinstance(node, Affine) and node.is_inexact_factor for node in nodes)
+        unknown = any(isinstance(node, AffineNode) and node.is_inexact_factor for node in nodes)
         Refused.when(unknown, "behind a batch normalisation that only multiplies by one number no λ is known")
         if len(hardness) != len(places) or not all(1 <= value <= 1 << 40 for value in hardness):
             raise Refused(f"a hardness from 1 on for each of {len(places)} activations is expected")
@@ -197,6 +239,29 @@ class Graph:
             Refused.when(outside, "a GELU that runs is no member of its family")
             nodes[place] = replace(node, function=family(float(value)))
         return Graph(nodes, self.output)
+
+
+def _play(nodes: list[Any]) -> None:
+    """Add the tournament of the maximum that is the last node: max(a, b) = a + relu(b − a).
+
+    In each round the two halves of the rivals that are left meet; where they are odd, the middle one meets itself. The
+    winners are a maximum of two, too: intervals bound it better than the sum.
+    """
+    last = len(nodes) - 1
+    source, rivals = nodes[last].source, nodes[last].rivals
+    while len(rivals) > 1:
+        half = (len(rivals) + 1) // 2
+        first, second = rivals[:half].ravel(), rivals[len(rivals) - half :].ravel()
+        best, count, size = last, len(first), nodes[source].size
+        if half > 1:
+            nodes.append(MaximumNode((source,), count, np.stack([first, second])))
+            best = len(nodes) - 1
+        a, none = len(nodes), np.zeros(count)
+        nodes.append(affine([(source, pick(first, size))], none))
+        nodes.append(affine([(source, pick(second, size) - pick(first, size))], none))
+        nodes.append(Activation((a + 1,), count, Kinked(none)))
+        nodes.append(DifferenceNode((a, best, a + 2), count))
+        source, rivals = a + 3, np.arange(count).reshape(half, -1)
 
 
 def pick(index: Number, size: int) -> Matrix:
@@ -231,8 +296,8 @@ def joined(first: Graph, second: Graph, pairs: list[tuple[int, int]]) -> Graph:
         one = np.ones(g.size)
         terms = [(g.source, one), (f.source, -one)] if g.source != f.source else [(g.source, 0 * one)]
         nodes.append(affine(terms, np.zeros(g.size)))
-        nodes.append(Activation((len(nodes) - 1,), g.size, Function()))
-        nodes.append(Beside((partner[number], place[number], len(nodes) - 1), g.size))
+        nodes.append(Activation((len(nodes) - 1,), g.size, CheckedFunction()))
+        nodes.append(DifferenceNode((partner[number], place[number], len(nodes) - 1), g.size))
         place[number] = len(nodes) - 1
     ends = first.output, place[second.output]
     sizes = [nodes[end].size for end in ends]
@@ -360,7 +425,7 @@ class Call:
         BadInput.when(not -rank <= axis < rank, "there is no such axis")
         return int(axis) % rank
 
-    def activation(self, x: Tensor, function: Function) -> Tensor:
+    def activation(self, x: Tensor, function: CheckedFunction) -> Tensor:
         """Return a function of every entry of a tensor."""
         return self.build.computed(Activation((self.build.settled(x),), x.index.size, function), x.shape)
 

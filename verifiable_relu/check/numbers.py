@@ -40,7 +40,7 @@ OWN = 1 + 2.0**-10
 """A factor for bounds of errors: a sum of fewer than 2⁴² numbers, none negative, loses less than 2⁻¹¹ of itself."""
 
 SPARSE = 8
-"""Rows are multiplied as sparse ones where at most one entry of so many is not zero."""
+"""Rows are multiplied as sparse ones where at most one entry in this number is not zero."""
 
 
 def outward(value: Any, towards: float) -> float:

@@ -16,7 +16,7 @@ from verifiable_relu.check.functions import Kinked, Rounded, Signs
 from verifiable_relu.check.graph import (
     LARGEST,
     Call,
-    Maximum,
+    MaximumNode,
     Multiple,
     Ordered,
     Tensor,
@@ -354,7 +354,7 @@ def _covered(call: Call, kernel: list[int]) -> Number:
 
 
 def _products(weight: Number, groups: int, windows: Number, size: int) -> Matrix:
-    """Return the matrix of a convolution of ``size`` numbers, of which windows cover some."""
+    """Return the matrix of a convolution of ``size`` numbers, some of them covered by windows."""
     outputs, per_group, *kernel = weight.shape
     count = int(np.prod(windows.shape[1 : 1 + len(kernel)]))
     fits = groups >= 1 and windows.shape[0] == per_group * groups and not outputs % groups
@@ -436,7 +436,7 @@ def largest(call: Call) -> Tensor:
     rivals = x.index.ravel()[np.where(cells >= 0, cells, cells[0])[(cells >= 0).any(1)]]
     if len(rivals) == 1:
         return Tensor(x.node, rivals[0].reshape(shape))
-    return call.build.computed(Maximum((x.node,), rivals.shape[1], rivals), shape)
+    return call.build.computed(MaximumNode((x.node,), rivals.shape[1], rivals), shape)
 
 
 MOVED = {"Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -16,9 +17,9 @@ import numpy as np
 from verifiable_relu.check.bounds import FEW, Plane, State, Walk, lower_of, root, stacked
 from verifiable_relu.check.errors import BadInput, Refused
 from verifiable_relu.check.functions import Kinked
-from verifiable_relu.check.graph import Activation, Graph, Maximum
+from verifiable_relu.check.graph import Activation, Graph, MaximumNode
 from verifiable_relu.check.numbers import TINY, UNIT, Number, gamma, outward
-from verifiable_relu.check.properties import Disjunct, Row
+from verifiable_relu.check.properties import Disjunct, RowCondition
 from verifiable_relu.check.records import Records, binary, listed, number_of, numbers_of, rational, sign
 from verifiable_relu.check.running import RoundingModel, require_moderate
 
@@ -46,13 +47,14 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "halve": ((), ()),
     "only": ((), ()),
     "slopes": ((), ()),
+    "tournaments": ((), ()),
 }
 """The records of a tree: the key that names each, others that it has, and others that it may have."""
 
 
 @dataclass
 class Counts:
-    """How much was proven."""
+    """Counts of what was proven."""
 
     bounds: int = 0
     leaves: int = 0
@@ -67,13 +69,19 @@ class Polytope:
         BadInput: if float64 cannot hold a number nearly as it is.
     """
 
-    def __init__(self, node: int, rows: Sequence[Row]) -> None:
+    def __init__(self, node: int, rows: Sequence[RowCondition]) -> None:
         self.node, self.terms = node, list[tuple[Number, Number, float]]()
         for row in rows:
             sizes = [abs(value) for _, value in row.y] + [abs(row.most)] * bool(row.most)
             BadInput.when(min(sizes) < LEAST or max(sizes) > 1 / LEAST, "a row has a number beyond 2^±1000")
             places, values = zip(*row.y, strict=True)
             self.terms.append((np.array(places), np.array([float(value) for value in values]), float(row.most)))
+
+    def moved(self, node: int) -> Polytope:
+        """Return the same rows of another node of the same value."""
+        found = copy(self)
+        found.node = node
+        return found
 
     def combined(self, mu: Number, size: Number) -> tuple[Number, Any, Any]:
         """Return the coefficients of Σ μ·g, its constant, and what rounding may change it by where |v| ≤ ``size``.
@@ -89,7 +97,7 @@ class Polytope:
 
 
 @dataclass(eq=False)
-class Leaf:
+class ProofLeaf:
     """A polytope that is to be excluded from a state.
 
     Attributes:
@@ -119,10 +127,10 @@ class Leaves:
     """Leaves that wait, and are proven together."""
 
     def __init__(self, counts: Counts) -> None:
-        self._waiting: list[Leaf] = []
+        self._waiting: list[ProofLeaf] = []
         self._counts = counts
 
-    def add(self, leaf: Leaf) -> None:
+    def add(self, leaf: ProofLeaf) -> None:
         """Prove a leaf, now or later."""
         self._waiting.append(leaf)
         if len(self._waiting) >= min(TOGETHER, ROOM // leaf.state.graph.widest + 1):
@@ -135,14 +143,14 @@ class Leaves:
             Refused: at the first one that is not proven.
         """
         while self._waiting:
-            kinds: dict[tuple[Any, ...], list[Leaf]] = defaultdict(list)
+            kinds: dict[tuple[Any, ...], list[ProofLeaf]] = defaultdict(list)
             for leaf in self._waiting:
                 kinds[leaf.kind].append(leaf)
             self._waiting = []
             for leaves in kinds.values():
                 self._prove(leaves)
 
-    def _prove(self, leaves: list[Leaf]) -> None:
+    def _prove(self, leaves: list[ProofLeaf]) -> None:
         states = {id(leaf.state): leaf.state for leaf in leaves}
         state, first, counts = stacked(list(states.values())), leaves[0], self._counts
         if first.fresh:
@@ -150,7 +158,7 @@ class Leaves:
             state.propagate()
             counts.boxes += len(states)
             for number in sorted(state.graph.needed(first.polytope.node)):
-                if isinstance(state.graph.nodes[number], Activation | Maximum):
+                if isinstance(state.graph.nodes[number], Activation | MaximumNode):
                     counts.bounds += tighten(state, number)
         if 1 < len(states) < len(leaves):
             numbers = {key: number for number, key in enumerate(states)}
@@ -164,18 +172,20 @@ class Leaves:
             self._halve(leaf, inputs[number])
         counts.leaves += len(leaves)
 
-    def _halve(self, leaf: Leaf, row: Number) -> None:
-        """Let both halves of a leaf's box wait: it is cut where the row varies most."""
+    def _halve(self, leaf: ProofLeaf, row: Number) -> None:
+        """Let both halves of a leaf's box wait: it is cut where the row or, in turn, the first layers vary most."""
         self._counts.halvings += 1
         (low,), (high,) = leaf.state.ends[0]
-        at = int((np.abs(row) * (high - low)).argmax())
+        by_row = np.abs(row) * (high - low)
+        by_layers = leaf.state.graph.reach * (high - low)
+        at = int((by_layers if leaf.halvings % 2 or not by_row.any() else by_row).argmax())
         for side in (1, -1):
             state = leaf.state.child()
             state.cut(0, at, side, float(low[at] / 2 + high[at] / 2))
             self._waiting.append(replace(leaf, state=state, halvings=leaf.halvings + 1))
 
 
-def proven(state: State, leaves: list[Leaf]) -> tuple[Number, Number]:
+def proven(state: State, leaves: list[ProofLeaf]) -> tuple[Number, Number]:
     """Return the least value of each leaf's combination, and the rows at the input.
 
     Leaves are of one state, or each has one. A multiplier w of z adds w·z − max(w·l, w·u), which is never positive.
@@ -216,7 +226,7 @@ def tighten(state: State, number: int, rows: tuple[Number, Number] | None = None
     low, high = (np.broadcast_to(end, shape).copy() for end in state.ends[source])
     if rows is None:
         free = np.broadcast_to(_open(state, number), shape)
-        # Where a box has fewer, others stand in their place, of which nothing is taken.
+        # Where a box has fewer, others stand in their place, and are not used.
         neurons = np.argsort(~free, axis=1, kind="stable")[:, : int(free.sum(1).max(initial=0))]
         sides, neurons = np.repeat([[1, -1]], neurons.shape[1], 1), np.tile(neurons, 2)
         valid = np.take_along_axis(free, neurons, 1)
@@ -309,7 +319,7 @@ class Proof:
                 raise Refused(f"nothing is said of disjunct {at} of the property")
         return self.counts
 
-    def _part(self, boxes: list[tuple[Any, ...]]) -> tuple[int, list[list[Row]]]:
+    def _part(self, boxes: list[tuple[Any, ...]]) -> tuple[int, list[list[RowCondition]]]:
         (part,) = self.records.take("part")
         if not isinstance(part, dict) or part.keys() != {"box", "polytopes"}:
             raise Refused("a part has a box and polytopes")
@@ -324,10 +334,10 @@ class Proof:
         if self.running is not None:
             require_moderate(state, self.running.largest)
         goals = [Polytope(graph.output, rows) for rows in polytopes]
-        _Tree(self.records, self.counts).check(TreeNode(state, goals, set(range(len(goals)))))
+        _ProofTree(self.records, self.counts).check(TreeNode(state, goals, set(range(len(goals)))))
         return box, polytopes
 
-    def _rows(self, rows: Any) -> list[Row]:
+    def _rows(self, rows: Any) -> list[RowCondition]:
         found, size = [], self.graph.nodes[self.graph.output].size
         for row in listed(rows):
             if not isinstance(row, dict) or row.keys() != {"y", "most"}:
@@ -337,12 +347,12 @@ class Proof:
             terms = [(at, rational(pair[1])) for at, pair in zip(outputs, pairs, strict=True)]
             if not terms or sorted(outputs) != outputs or not all(coefficient for _, coefficient in terms):
                 raise Refused("outputs are in order, and their coefficients are not zero")
-            found.append(Row(tuple(terms), rational(row["most"])))
+            found.append(RowCondition(tuple(terms), rational(row["most"])))
         Refused.when(not found, "a polytope has rows")
         return found
 
 
-class _Tree:
+class _ProofTree:
     """The trees of a part. Methods of the names in ``KINDS`` take a record.
 
     They return True if it ends the node, and the nodes that follow, the last one first in the certificate.
@@ -372,7 +382,7 @@ class _Tree:
                 raise BadInput("the certificate's splits or halvings are too deep")
         self._leaves.prove()
 
-    def _activation(self, state: State, number: Any, kind: Any = Activation | Maximum) -> int:
+    def _activation(self, state: State, number: Any, kind: Any = Activation | MaximumNode) -> int:
         found = state.graph.activations[number_of(number, len(state.graph.activations), "activation")]
         if not isinstance(state.graph.nodes[found], kind):
             raise Refused(f"activation {number} is of another kind")
@@ -419,6 +429,15 @@ class _Tree:
             state.made.clear()
         node.fresh = False
 
+    def _tournaments(self, node: TreeNode, given: Any) -> None:
+        """Let rows pass maxima as tournaments from here on; activations have the numbers of that graph."""
+        state = node.current()
+        Refused.when(given is not True or state.graph.has_tournaments, "tournaments are said once, to be true")
+        graph, place = state.graph.tournaments
+        node.state = State(graph, {place[number]: ends for number, ends in state.ends.items()})
+        node.state.propagate()
+        node.polytopes = [polytope.moved(place[polytope.node]) for polytope in node.polytopes]
+
     def _plane(self, node: TreeNode, place: Any, terms: Any, bends: Any) -> None:
         state = node.current()
         number, neuron = listed(place, 2)
@@ -445,7 +464,7 @@ class _Tree:
         state = node.state
         source, neuron = self._neuron(state, number, neuron)
         side, value = sign(side), _number(*end)
-        goal = Polytope(source, [Row(((neuron, Fraction(side)),), Fraction(value))])
+        goal = Polytope(source, [RowCondition(((neuron, Fraction(side)),), Fraction(value))])
         claim = replace(node, state=state.child(), polytopes=[goal], left={0})
         state.cut(source, neuron, side, side * value)
         state.propagate(source)
@@ -467,7 +486,7 @@ class _Tree:
             mu = binary(each[1], len(polytope.terms)) if len(each) > 1 else np.ones(1)
             if len(mu) != len(polytope.terms) or (mu < 0).any():
                 raise Refused("multipliers of rows are as many, and not negative")
-            self._leaves.add(Leaf(state, polytope, mu, self._records.place, node.fresh, extra))
+            self._leaves.add(ProofLeaf(state, polytope, mu, self._records.place, node.fresh, extra))
         return not node.left
 
     def _split(self, node: TreeNode, given: Any) -> list[TreeNode]:

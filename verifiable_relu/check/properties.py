@@ -24,7 +24,7 @@ _TYPE = re.compile(r"(?:[Rr]eal|b?float16|float32|float64)\[((?:[1-9][0-9]{0,8}(
 
 
 @dataclass(frozen=True)
-class Row:
+class RowCondition:
     """Σ coefficient·Y ≤ most (< if ``strict``); ``y`` has the coefficients that are not zero, by output."""
 
     y: tuple[tuple[int, Fraction], ...]
@@ -53,14 +53,14 @@ class Disjunct:
 
     lower: list[Fraction]
     upper: list[Fraction]
-    rows: list[Row]
+    rows: list[RowCondition]
     open_ends: set[tuple[int, bool]]
 
 
 _End = tuple[int, bool, Fraction, bool]
 """An input, whether it is at most (or at least) a number, the number, and whether it is not that number itself."""
 
-_Atoms = list[Row | _End]
+_Atoms = list[RowCondition | _End]
 
 
 def decimal(text: str) -> Fraction:
@@ -100,7 +100,7 @@ def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
     known = {f"X_{i}" for i in range(inputs)} | {f"Y_{i}" for i in range(outputs)}
     declared = f"{inputs} inputs X and {outputs} outputs Y are expected to be declared"
     BadInput.when(set(names.values()) != known, declared)
-    rows, ends = [atom for atom in always if isinstance(atom, Row)], _narrowed({}, always)
+    rows, ends = [atom for atom in always if isinstance(atom, RowCondition)], _narrowed({}, always)
     made = (_disjunct(_narrowed(ends, atoms), [*rows, *atoms], inputs) for atoms in _conjunction(unions))
     return [disjunct for disjunct in made if disjunct is not None]
 
@@ -108,7 +108,7 @@ def read_property(text: str, inputs: int, outputs: int) -> list[Disjunct]:
 def _narrowed(ends: dict[tuple[int, bool], _End], atoms: _Atoms) -> dict[tuple[int, bool], _End]:
     found = dict(ends)
     for atom in atoms:
-        if not isinstance(atom, Row):
+        if not isinstance(atom, RowCondition):
             known = found.get(atom[:2], atom)
             # Of two equal ends the strict one leaves less.
             found[atom[:2]] = min(known, atom, key=lambda end: (end[2] if end[1] else -end[2], not end[3]))
@@ -124,7 +124,7 @@ def _disjunct(ends: dict[tuple[int, bool], _End], atoms: _Atoms, inputs: int) ->
     points = {place for at in range(inputs) if low[at] == high[at] for place in ((at, False), (at, True))}
     if any(below > above for below, above in zip(low, high, strict=True)) or points & strict:
         return None
-    return Disjunct(low, high, [atom for atom in atoms if isinstance(atom, Row)], strict)
+    return Disjunct(low, high, [atom for atom in atoms if isinstance(atom, RowCondition)], strict)
 
 
 def _parsed(text: str) -> list[Any]:
@@ -205,7 +205,7 @@ def _side(difference: Any, strict: bool, names: dict[str, str]) -> list[_Atoms]:
     if not terms:
         return [[]] if constant < 0 or (constant == 0 and not strict) else []
     if all(kind == "Y" for (kind, _), _ in terms):
-        return [[Row(tuple((at, value) for (_, at), value in terms), -constant, strict)]]
+        return [[RowCondition(tuple((at, value) for (_, at), value in terms), -constant, strict)]]
     BadInput.when(len(terms) > 1, "a condition of several X, or of X and Y, is not known")
     (((_, at), value),) = terms
     return [[(at, value > 0, -constant / value, strict)]]

@@ -32,7 +32,7 @@ class Records:
     """The records of a file, one after another; the next one is looked at before it is taken.
 
     Args:
-        lines: a function that reads the next line, of so many bytes at most.
+        lines: a function that reads the next line, of at most the given number of bytes.
     """
 
     def __init__(self, lines: Callable[[int], bytes]) -> None:
@@ -104,7 +104,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def content(path: Path, most: int) -> bytes:
-    """Return the content of a file of at most so many bytes, unpacked."""
+    """Return the content of a file, unpacked; larger ones are refused."""
     try:
         with opened(path) as file:
             data: bytes = file.read(most + 1)
@@ -125,7 +125,7 @@ def _no(text: str) -> None:
 
 
 def listed(value: Any, size: int | None = None) -> list[Any]:
-    """Return a list, of so many."""
+    """Return a list; with ``size``, one of that length."""
     if not isinstance(value, list) or (size is not None and len(value) != size):
         raise Refused("a list is expected" if size is None else f"a list of {size} is expected")
     return value

@@ -17,7 +17,7 @@ import numpy as np
 
 from verifiable_relu.check.bounds import State
 from verifiable_relu.check.errors import BadInput, Refused
-from verifiable_relu.check.graph import Activation, Affine, Builder, Tensor, Value, affine
+from verifiable_relu.check.graph import Activation, AffineNode, Builder, Tensor, Value, affine
 from verifiable_relu.check.numbers import OWN, Number, outward
 
 SPARE = 16
@@ -64,13 +64,13 @@ class RoundingModel:
     stored: Callable[[Number], Number] = np.asarray
 
     def relative(self, terms: int) -> float:
-        """Return θ of a sum of so many products."""
+        """Return θ of a sum of ``count`` products."""
         spread = (terms + 1 + SPARE) * self.unit
         BadInput.when(spread >= Fraction(1, 2), "a sum is too long for its rounding to be bounded")
         return outward((1 + self.operand) ** 2 / (1 - spread) - 1, np.inf)
 
     def lost(self, terms: int, row: Number) -> Number:
-        """Return what sums of so many products lose below the smallest normal number; ``row``: sizes of their weights.
+        """Return what sums of products lose below the smallest normal number; ``row``: sizes of their weights.
 
         A weight, or its product with those of fused operators, may be below that number, too, and vanish.
         """
@@ -148,7 +148,7 @@ class Running:
     def _count(self, rounded: bool) -> None:
         """Go on to the newest nodes; those that compute are sums that are rounded, or none."""
         for node in self._build.nodes[len(self._terms) :]:
-            if not isinstance(node, Affine):
+            if not isinstance(node, AffineNode):
                 self._terms.append(0)
                 continue
             own = node.products if rounded and not node.moves else 0
@@ -162,6 +162,6 @@ def require_moderate(state: State, largest: float) -> None:
     """Require that no value, and no sum of the sizes of its terms, can be so large over a box that it may overflow."""
     for number in state.graph.order:
         node, size = state.graph.nodes[number], state.size(number)
-        if isinstance(node, Affine):
+        if isinstance(node, AffineNode):
             size = np.maximum(size, OWN * (state.sums(number) + np.abs(node.bias)))
         Refused.when(not (size <= largest).all(), "values are possible at which the arithmetic may overflow")

@@ -131,7 +131,7 @@ def _combined(event: BoxesBounded, at: int, polytope: int, side: int, place: int
 
 
 def _halving(event: BoxesBounded, at: int, polytope: int) -> tuple[Cut, list[Combined]]:
-    """Return where to cut a box of which a polytope's rows leave nothing, and what excludes it on both sides."""
+    """Return the cut of a box that a polytope's rows exclude, and the rows that exclude it on both sides."""
     low, high = event.ends[:, at, polytope]
     place = int((low - high).argmax())
     value = ((low + high) / 2).clamp(event.boxes.lower[at], event.boxes.upper[at])[place]

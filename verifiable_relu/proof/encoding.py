@@ -21,7 +21,7 @@ Record = dict[str, Any]
 
 
 class NotToldError(UnsupportedError):
-    """What proves a query was not told to its recorder: another search may tell it."""
+    """Error: the proof of a query was not told to its recorder; another search may tell it."""
 
 
 SLOPE, FINE = -24, -40
@@ -79,12 +79,12 @@ class SlopeTable:
         for (op, kind), (neurons, values) in self.values.items():
             if len(neurons):
                 place = numbering[op]
-                at, which = place.of(neurons)
+                at, which = place.positions(neurons)
                 given = np.asarray(values, np.float64)[which]
                 least = max(step, step_of(given, 53))
                 found.append([place.number, at.tolist(), numbers(given, least), kind])
         return found
 
 
-Numbers = Callable[[Any], "Numbering"]
-"""Returns how a certificate counts the activations of a network that a search worked on."""
+Numbers = Callable[[Any, bool], "Numbering"]
+"""Returns the numbers of a search's network: of (network, whether maxima are tournaments for the records before)."""

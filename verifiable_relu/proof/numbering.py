@@ -1,4 +1,4 @@
-"""Which activation of a certificate is which op: the ops of a search, and the file's activations as the checker counts.
+"""Numbers of ops in a search, and of the activations of the file as the checker counts them.
 
 A search works on a network that was flattened, merged and rewritten; a certificate counts the activations of the file.
 Both networks are evaluated at the same few points: an activation is an op whose inputs and values are the same there,
@@ -16,7 +16,7 @@ import torch
 from scipy.spatial import KDTree
 
 from verifiable_relu.check.bounds import State
-from verifiable_relu.check.graph import Affine, Beside, Graph, Maximum
+from verifiable_relu.check.graph import AffineNode, DifferenceNode, Graph, MaximumNode
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.ir import network as ir
 
@@ -36,7 +36,7 @@ class Place:
     neurons: Array
     is_same: bool
 
-    def of(self, neurons: Array) -> tuple[Array, Array]:
+    def positions(self, neurons: Array) -> tuple[Array, Array]:
         """Return the certificate's numbers of some of the op's neurons, and which of them each is."""
         if self.is_same:
             return neurons, np.arange(len(neurons))
@@ -54,31 +54,34 @@ class Numbering:
         graph: the file as the checker reads it.
         network: the network of a search.
         low, high: (inputs,) of a box in which both are evaluated.
+        has_tournaments: whether activations have the numbers of the graph in which maxima are tournaments.
 
     Attributes:
-        maxima: the activations that are maxima.
+        has_tournaments: as above, or because the network is without maxima, and the file is not.
         differences: by an activation of a second network the one that is its difference from the first one's.
     """
 
-    def __init__(self, graph: Graph, network: ir.Network, low: Array, high: Array) -> None:
+    def __init__(self, graph: Graph, network: ir.Network, has_tournaments: bool, low: Array, high: Array) -> None:
         rng = np.random.default_rng(0)
         middle, radius = (low + high) / 2, np.maximum((high - low) / 2, 1e-3 * (1 + np.abs(low)))
         x = middle + radius * rng.uniform(-1, 1, (_POINTS, len(low)))
         with torch.no_grad():
             values = [v.double().numpy() for v in network.limit.values(torch.from_numpy(x))]
         ops = {i: op for i, op in enumerate(network.ops) if isinstance(op, ir.Elementwise | ir.Maximum)}
+        plays = not any(isinstance(op, ir.Maximum) for op in ops.values())
+        self.has_tournaments = has_tournaments or (plays and any(isinstance(node, MaximumNode) for node in graph.nodes))
+        graph = graph.tournaments[0] if self.has_tournaments else graph
         mine = {i: _columns(op, values[op.inputs[0]], values[i]) for i, op in ops.items()}
         theirs = _evaluated(graph, x)
         places = {n: at for at, n in enumerate(graph.activations)}
         nodes: Any = graph.nodes
-        kinds = {n: isinstance(nodes[n], Maximum) for n in graph.activations}
-        self.maxima = [places[n] for n, is_maximum in kinds.items() if is_maximum]
+        kinds = {n: isinstance(nodes[n], MaximumNode) for n in graph.activations}
         self.differences = {
             places[at]: places[change]
             for node in nodes
-            if isinstance(node, Beside)
+            if isinstance(node, DifferenceNode)
             for _, at, change in (node.sources,)
-            if at in places
+            if at in places and not kinds[at]
         }
         self._places: dict[int, Place] = {}
         left = [n for n in graph.activations if places[n] not in self.differences.values()]
@@ -127,6 +130,6 @@ def _evaluated(graph: Graph, x: Array) -> dict[int, Array]:
     state = State(graph, {0: (x, x)})
     for number in graph.order[1:]:
         low, high = state.interval(number)
-        value = (low + high) / 2 if isinstance(graph.nodes[number], Affine) else high
+        value = (low + high) / 2 if isinstance(graph.nodes[number], AffineNode) else high
         state.ends[number] = value, value
     return {number: value for number, (value, _) in state.ends.items()}

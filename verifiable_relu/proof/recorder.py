@@ -5,7 +5,7 @@ of the search, since each bound rests on those before.
 
 * ``RowsBounded``, for each query of the batch: where CROWN bounds neurons, ``bound`` of each activation in order;
   behind it ``slopes`` where the search chose others than a checker does by default. ``NeuronsBounded`` before it
-  becomes ``bound`` with ``rows`` and the slopes of each row that is better than CROWN's. Polytopes of which a row is
+  becomes ``bound`` with ``rows`` and the slopes of each row that is better than CROWN's. Polytopes with a row that is
   positive are closed: ``close``, with the slopes that were searched for.
 * ``IntervalsTightened``: ``tighten`` for each end that was gained, and its tree (below) from ``NodesClosed``.
 * ``TreeBegun``, ``NodesClosed``, ``TreeEnded``: of a tree that is proved, ``slopes`` of its relaxation, ``plane`` for
@@ -32,7 +32,7 @@ from verifiable_relu.bounds.alpha import slopes_of
 from verifiable_relu.bounds.backward import Relaxation
 from verifiable_relu.bounds.linear_bounds import lower_of_rows
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Maximum, Network
@@ -55,7 +55,7 @@ _Multipliers = tuple[int, Array, Array]
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class _NeuronRows:
     """Neurons of the input of op ``user``, and the row of ``slopes`` that bounds each from one side."""
 
     user: int
@@ -80,18 +80,18 @@ class _Stage:
 
     network: Network
     users: list[tuple[int, bool]]
-    rows: list[_Rows]
+    rows: list[_NeuronRows]
     slopes: SlopeTable
     closed: dict[int, tuple[list[float], SlopeTable | None, _Multipliers | None]]
 
 
 @dataclass(eq=False)
 class _Log:
-    """What is known of one query: in the order of time, and trees that have not ended."""
+    """Proofs of one query in the order of time, and the trees that have not ended."""
 
     steps: list[_Stage | Tree] = field(default_factory=list)
     closed: set[int] = field(default_factory=set)
-    pending: list[_Rows] = field(default_factory=list)
+    pending: list[_NeuronRows] = field(default_factory=list)
     trees: dict[int, Tree] = field(default_factory=dict)
     network: Network | None = None
     boxes: BoxTree | None = None
@@ -144,12 +144,18 @@ class Recorder:
             places = [np.flatnonzero(moved == each) for each in neuron]
             rows = np.repeat(rows, [len(each) for each in places])
             neuron = np.concatenate(places)
-        log.pending.append(_Rows(user, neuron.astype(np.int32), sign[rows], rows, table))
+        log.pending.append(_NeuronRows(user, neuron.astype(np.int32), sign[rows], rows, table))
 
     def _rows(self, log: _Log, sample: int, event: RowsBounded) -> None:
         relaxation = event.relaxation
-        network = log.network = relaxation.network
-        users = []
+        network, users = relaxation.network, []
+        has_maxima, had_maxima = (
+            any(isinstance(op, Maximum) for op in each.ops) for each in (network, log.network or network)
+        )
+        if has_maxima != had_maxima:
+            # A checker drops slopes where maxima become tournaments.
+            log.given.clear()
+        log.network = network
         for index, op in enumerate(network.ops):
             if isinstance(op, Elementwise | Maximum):
                 by_rows = event.by_crown and index > event.after and _is_bounded(relaxation, op.inputs[0], index)
@@ -224,7 +230,7 @@ class Recorder:
         Raises:
             UnsupportedError: if some of the proof was not told, or a certificate cannot say it.
         """
-        log, left, dirty = self._log(number), set(range(polytopes)), False
+        log, left, has_tournaments = self._log(number), set(range(polytopes)), False
         steps = log.steps
         if log.boxes is not None and not log.closed:
             # Claims about intervals are made for trees of neurons.
@@ -232,26 +238,26 @@ class Recorder:
         for step in steps:
             if not left:
                 return
-            if isinstance(step, _Stage):
-                yield from self._stage(step, place(step.network), left, dirty)
-                continue
-            numbering = place(step.network)
-            if numbering.maxima:
-                # The search bounds differences of candidates better than a checker does by itself, and tells nobody.
-                raise UnsupportedError("certificates do not know trees of branch and bound over maxima")
-            if step.polytope is not None:
+            numbering = place(step.network, has_tournaments)
+            if isinstance(step, Tree) and step.polytope is not None:
                 if len(left) > 1:
                     yield {"only": [step.polytope]}
                 left.remove(step.polytope)
+                begins = numbering.has_tournaments and not has_tournaments
             else:
-                dirty = True
-            yield from step.records(numbering)
+                begins, has_tournaments = numbering.has_tournaments and not has_tournaments, numbering.has_tournaments
+            if begins:
+                yield {"tournaments": True}
+            if isinstance(step, Tree):
+                yield from step.records(numbering)
+            else:
+                yield from self._stage(step, numbering, left)
         if left and log.boxes is not None:
             yield from log.boxes.records(left)
         elif left:
             raise NotToldError("what proves the query was not told to the recorder")
 
-    def _stage(self, stage: _Stage, numbering: Numbering, left: set[int], dirty: bool) -> Iterator[Record]:
+    def _stage(self, stage: _Stage, numbering: Numbering, left: set[int]) -> Iterator[Record]:
         for user, by_crown in stage.users:
             if by_crown:
                 yield {"bound": numbering[user].number}
@@ -264,7 +270,7 @@ class Recorder:
                     mine = rows.row == at
                     pairs: list[int] = []
                     for neuron, side in zip(rows.neuron[mine], rows.sign[mine].tolist(), strict=True):
-                        for each in place.of(np.array([neuron]))[0].tolist():
+                        for each in place.positions(np.array([neuron]))[0].tolist():
                             pairs += [each, side]
                     slopes = rows.slopes.row(at).records(numbering)
                     yield {"bound": place.number, "rows": pairs, "slopes": slopes}
@@ -280,7 +286,7 @@ class Recorder:
                     record["slopes"] = slopes
                 if decided is not None:
                     place = numbering[decided[0]]
-                    at, which = place.of(decided[1])
+                    at, which = place.positions(decided[1])
                     values = decided[2][which]
                     record["multipliers"] = [[place.number, at.tolist(), numbers(values, step_of(values, 53))]]
                 yield record
@@ -323,7 +329,7 @@ def _decided(relaxation: Relaxation, sample: int, row: Tensor) -> _Multipliers |
     """
     last = relaxation.structure.last_nonlinear
     op = relaxation.network.ops[last]
-    if not (isinstance(op, Elementwise) and isinstance(op.function, Kinked)):
+    if not (isinstance(op, Elementwise) and isinstance(op.function, PiecewiseLinear)):
         return None
     _, found = lower_of_rows(relaxation, row[None], torch.tensor([sample]), until=last, coefficients=True)
     assert found is not None
@@ -350,7 +356,7 @@ def _other_slopes(relaxation: Relaxation, sample: int, given: dict[tuple[int, st
         own, plain = (op.function.slopes(bounds.interval, by) for by in (by_rows, None))
         unstable = op.function.unstable(bounds.interval)[0]
         for kind, mine, default in zip(("lower", "upper"), own, plain, strict=True):
-            other = unstable & (mine != default)[0] if isinstance(op.function, Kinked) else unstable
+            other = unstable & (mine != default)[0] if isinstance(op.function, PiecewiseLinear) else unstable
             before = given.setdefault((index, kind), set())
             at = torch.tensor(sorted({*other.nonzero().squeeze(1).tolist(), *before}), dtype=torch.long)
             if len(at):

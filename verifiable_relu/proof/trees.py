@@ -29,7 +29,7 @@ from verifiable_relu.search.bab.relaxation import TreeRelaxation
 _SPENT = 0.25
 """The part of a leaf's margin that rounding of its multipliers may take."""
 
-_NOTHING = 1e-6
+_NOTHING = 1e-10
 """A coefficient is nothing if it is smaller than this part of the largest one."""
 
 _CLAIMED = 2.0**-8
@@ -133,6 +133,8 @@ class Tree:
         margins, mus, objective = margin.numpy(), mu.numpy(), event.objective.tolist()
         for at in range(len(objective)):
             total = float((width * unit[at] * (rest[at] != 0)).sum())
+            # Rounded slopes change the coefficients of earlier neurons, whose own slopes multiply that.
+            total *= max(1.0, 4 * float(np.abs(given[at][sloped[at]]).max(initial=0)))
             step = int(np.floor(np.log2(max(float(margins[at]), 1e-300) / max(total, 1e-300)))) if total else 0
             step = max(step, step_of(given[at], 50))
             whole = np.rint(np.ldexp(given[at], -step)).astype(np.int64)
@@ -206,7 +208,7 @@ class Tree:
             return
         for number, side, value, objective in self._claims:
             place, mantissa = numbering[self._op], binary(value)
-            at, _ = place.of(np.array([number]))
+            at, _ = place.positions(np.array([number]))
             leaves = [leaf for leaf in self._leaves if leaf.objective == objective]
             for each in at.tolist():
                 yield {"tighten": [place.number, each, side, *mantissa]}
@@ -219,7 +221,7 @@ class Tree:
             for op, neurons, values in terms:
                 number, mine = -1, neurons
                 if op >= 0:
-                    number, (mine, which) = numbering[op].number, numbering[op].of(neurons)
+                    number, (mine, which) = numbering[op].number, numbering[op].positions(neurons)
                     values = values[which]
                 found.append([number, mine.tolist(), numbers(values, step_of(values, 40))])
             yield {"plane": [place, at], "terms": found, "bends": numbers(bends, -30)}
@@ -227,7 +229,7 @@ class Tree:
     def _at(self, numbering: Numbering, neuron: int) -> tuple[int, int]:
         op, number = self._places[neuron].tolist()
         place = numbering[op]
-        return place.number, int(place.of(np.array([number]))[0][0])
+        return place.number, int(place.positions(np.array([number]))[0][0])
 
     def _nodes(self, numbering: Numbering, leaves: list[_Leaf]) -> Iterator[Record]:
         """Yield a tree in preorder. Wherever all leaves of a part are on a side of one cut, that cut may come first."""
@@ -280,7 +282,7 @@ class Tree:
             places = self._places[neurons]
             for op in np.unique(places[:, 0]).tolist():
                 mine = places[:, 0] == op
-                at, which = numbering[op].of(places[mine, 1])
+                at, which = numbering[op].positions(places[mine, 1])
                 values = np.ldexp(whole[mine][which].astype(np.float64), leaf.step)
                 hint = [numbering[op].number, at.tolist(), numbers(values, leaf.step), *kind]
                 record.setdefault(key, []).append(hint)

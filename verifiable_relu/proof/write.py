@@ -40,7 +40,7 @@ _SAYS = {
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What a certificate speaks of.
+    """Subject of a certificate: files, family and arithmetic.
 
     Attributes:
         network, prop: the bytes of the ONNX and the VNN-LIB file, unpacked.

@@ -1,4 +1,4 @@
-"""Piecewise-linear networks as complete methods take them: networks whose neurons have two phases each.
+"""Piecewise-linear networks in the form that complete methods take: each neuron has two phases.
 
 Maxima are tournaments of ReLUs: max(a, b) = a + relu(b − a).
 """
@@ -15,7 +15,7 @@ from verifiable_relu.bounds.backward import Relaxation
 from verifiable_relu.bounds.linear_bounds import bound_by_crown
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.ir.functions.function import Function
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Gather, Sparse
 from verifiable_relu.ir.network import Affine, Elementwise, Maximum, Network, Op, Pair, Sum
@@ -30,14 +30,14 @@ def require_piecewise_linear(network: Network) -> None:
 
 def slopes_below(function: Function, size: int) -> Tensor:
     """Return the slopes below 0, (size,) in float64, of a piecewise-linear function, whose slope above 0 is 1."""
-    assert isinstance(function, Kinked)
+    assert isinstance(function, PiecewiseLinear)
     return function.slope_below.detach().cpu().double().expand(size)
 
 
 def without_maxima(network: Network) -> tuple[Network, dict[int, int]]:
     """Return a network that computes the same function without ``Maximum``, and each op's number there.
 
-    In each round of a tournament the two halves of the candidates that are left meet.
+    Each round of a tournament takes pairwise maxima of the remaining candidates.
     """
     if not any(isinstance(op, Maximum) for op in network.ops):
         return network, {index: index for index in range(len(network.ops))}
@@ -55,7 +55,7 @@ def without_maxima(network: Network) -> tuple[Network, dict[int, int]]:
 
 
 def _play(op: Maximum, source: int, ops: list[Op]) -> None:
-    """Add the ops of a maximum of elements of one that was added, the maximum last."""
+    """Add the ops that compute a maximum of elements of an op, the maximum last."""
     size, n_in, candidates = op.size, ops[source].size, op.candidates
     if len(candidates) == 1:
         ops.append(Affine(name=op.name, inputs=(source,), size=size, map=Gather(candidates[0], n_in)))
@@ -68,7 +68,7 @@ def _play(op: Maximum, source: int, ops: list[Op]) -> None:
         names = [f"{op.name}/{what}{count}" for what in ("difference", "rest", "first")]
         ops += [
             Affine(name=names[0], inputs=(source,), size=len(index), map=Sparse(index, weight, n_in)),
-            Elementwise(name=names[1], inputs=(len(ops),), size=len(index), function=Kinked()),
+            Elementwise(name=names[1], inputs=(len(ops),), size=len(index), function=PiecewiseLinear()),
             Affine(name=names[2], inputs=(source,), size=len(index), map=Gather(first.flatten(), n_in)),
             Sum(name=op.name, inputs=(len(ops) + 1, len(ops) + 2), size=len(index)),
         ]
@@ -79,7 +79,7 @@ def _play(op: Maximum, source: int, ops: list[Op]) -> None:
 def tournament_intervals(
     network: Network, number: Mapping[int, int], intervals: Mapping[int, Interval]
 ) -> dict[int, Interval]:
-    """Return intervals of what feeds the ReLUs of tournaments, and the given ones, by the numbers of the new network.
+    """Return intervals of the inputs of tournaments' ReLUs, and the given ones, by ops of the new network.
 
     Args:
         network, number: as ``without_maxima`` returns them.
@@ -91,7 +91,12 @@ def tournament_intervals(
             continue
         x = found[op.inputs[0]]
         second, first = (x.columns(place) for place in op.map.index.T)
-        found[index] = Interval(below(second.lower - first.upper), above(second.upper - first.lower))
+        # A candidate that meets itself differs by nothing.
+        meets_itself = op.map.index[:, 0] == op.map.index[:, 1]
+        found[index] = Interval(
+            below(second.lower - first.upper).masked_fill(meets_itself, 0.0),
+            above(second.upper - first.lower).masked_fill(meets_itself, 0.0),
+        )
         ends = zip((first.lower, first.upper), (second.lower, second.upper), strict=True)
         # The winners' op is the last of the four of a round.
         found.setdefault(index + 3, Interval(*(torch.maximum(*end) for end in ends)))
@@ -100,17 +105,15 @@ def tournament_intervals(
 
 def bound_differences(
     network: Network, box: Interval, intervals: Mapping[int, Interval], stop: Callable[[], bool]
-) -> dict[int, Interval]:
-    """Return tighter intervals of what feeds elementwise ops: CROWN bounds differences of candidates.
+) -> tuple[Relaxation, int]:
+    """Bound elementwise ops' inputs by CROWN behind the first tournament; returns that op's number, too.
 
-    Candidates read nearly the same inputs, so that their difference varies far less than their intervals say. What is
-    before the first tournament is known as well.
+    Candidates read nearly the same inputs, so that their difference varies far less than their intervals say.
 
     Args:
         network, box, intervals: without maxima, the box (1, inputs), and what is known, (1, size).
         stop: once it returns True, the rest keeps what is known.
     """
     relaxation = Relaxation(network, box, known=intervals, stop=stop)
-    played = [i for i, op in enumerate(network.ops) if isinstance(op, Affine) and isinstance(op.map, Sparse)]
-    bound_by_crown(relaxation, sources=range(min(played, default=0), len(network.ops)))
-    return {index: interval.intersect(relaxation.bounds[index].interval) for index, interval in intervals.items()}
+    first = min(i for i, op in enumerate(network.ops) if isinstance(op, Affine) and isinstance(op.map, Sparse))
+    return bound_by_crown(relaxation, sources=range(first, len(network.ops))), first

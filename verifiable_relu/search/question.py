@@ -1,4 +1,4 @@
-"""One query whose box has been bounded: what complete methods that decide queries one after the other are given."""
+"""A query whose box has been bounded, and the base of complete methods, which decide one such query at a time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from verifiable_relu.bounds.alpha import Ascent
 from verifiable_relu.errors import CallFailed, OutOfTime
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
-from verifiable_relu.search.bab.loop import Observer
 from verifiable_relu.search.bab.query import ReducedQuery
 from verifiable_relu.search.batch import Claims, QueryBatch, attempted, batch_size
-from verifiable_relu.search.bounding import BoundedBoxes, Crown
+from verifiable_relu.search.bounding import BoundedBoxes, Crown, RowsBounded
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
 from verifiable_relu.search.piecewise_linear import (
@@ -36,7 +35,7 @@ _CURVED_STEPS = 6  # Of the search for bounds of neurons where some are smooth: 
 
 @dataclass(frozen=True, eq=False)
 class BoundedQuery:
-    """A network, a property, and what is proven of the property's box, in float64 on the CPU."""
+    """A network, a property, and bounds proven over the property's box, in float64 on the CPU."""
 
     network: Network
     prop: Property
@@ -44,7 +43,7 @@ class BoundedQuery:
     lower: Tensor  # (polytopes,) of the largest row of each, as ``PropertyRows`` counts
     trust: Trust = Trust.ROUNDED  # In ``intervals`` and ``lower``
     learn: Callable[[dict[int, float]], None] = lambda lower: None  # Told of ``lower`` that are proven since
-    observer: Observer | None = None  # Told of what is proven
+    observer: Callable[[object], None] | None = None  # Told of what is proven
 
     @cached_property
     def box(self) -> Interval:
@@ -57,12 +56,12 @@ class BoundedQuery:
 
     @cached_property
     def without_maxima(self) -> tuple[Network, Mapping[int, Interval]]:
-        """The network with tournaments of ReLUs in the place of maxima, and intervals by the numbers of its ops."""
+        """The network with maxima as tournaments of ReLUs, and intervals by the numbers of its ops."""
         network, number = without_maxima(self.network)
         return network, tournament_intervals(network, number, self.intervals)
 
     def bounds(self, more: Mapping[int, float] | None = None) -> list[float]:
-        """Return ``lower`` with further bounds, by polytope, that have been proven since."""
+        """Return ``lower`` tightened by bounds, by polytope, that were proven since."""
         return [max(value, (more or {}).get(polytope, value)) for polytope, value in enumerate(self.lower.tolist())]
 
     def margin(self, more: Mapping[int, float] | None = None) -> float:
@@ -70,7 +69,7 @@ class BoundedQuery:
         return min(self.bounds(more), default=math.inf)
 
     def reduced(self, stop: Callable[[], bool], device: str = "cpu") -> ReducedQuery | None:
-        """Return the reduced system and the polytopes that bounds leave open; None if one of these has no rows.
+        """Return the reduced system with the open polytopes; None if one of these has no rows.
 
         All of it is on ``device``. Raises ``OutOfTime`` once ``stop`` says so.
         """
@@ -81,12 +80,17 @@ class BoundedQuery:
         network, intervals = self.without_maxima
         box, intervals = self.box.to(device), {index: x.to(device) for index, x in intervals.items()}
         if network is not self.network:
-            intervals = bound_differences(network, box, intervals, stop)
+            relaxation, first = bound_differences(network, box, intervals, stop)
+            intervals = {index: x.intersect(relaxation.bounds[index].interval) for index, x in intervals.items()}
+            if self.observer is not None:
+                nothing = self.rows.bound.new_full(self.rows.bound.shape, -math.inf)
+                none = torch.zeros(0, dtype=torch.long)
+                self.observer(RowsBounded(relaxation, self.rows, nothing, none, {}, after=first))
         return ReducedQuery(network, box, intervals, self.rows, is_open, stop)
 
 
 class CompleteMethod(Protocol):
-    """A method that decides one query after the other, over bounds of their boxes.
+    """Base of methods that decide one query at a time, starting from bounds over its box.
 
     By default it takes piecewise-linear networks alone.
     """
@@ -96,10 +100,9 @@ class CompleteMethod(Protocol):
 
     @property
     def ascent_steps(self) -> int:
-        """Steps of α-CROWN that are worth their time for intervals of neurons that CROWN leaves unstable."""
+        """Steps of α-CROWN for the intervals of neurons that CROWN leaves unstable."""
 
     def claims(self, batch: QueryBatch) -> Claims:
-        """Answer the queries of a batch (``Verifier.claims``)."""
         return decide_one_by_one(self, batch)
 
     def require(self, network: Network) -> None:
@@ -107,20 +110,20 @@ class CompleteMethod(Protocol):
         require_piecewise_linear(network)
 
     def start(self) -> None:
-        """Start what the method needs, which takes none of a query's time, or raise ``CallFailed``."""
+        """Start what the method needs, such as a process, outside of any query's time; may raise ``CallFailed``."""
         return
 
     def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
-        """Return what is claimed of a query.
+        """Return the claim about a query.
 
         Raises:
-            OutOfTime: if the budget ran out before anything was split or asked.
+            OutOfTime: if the time limit was reached before anything was split or asked.
             UnsupportedError: if the method does not take the query; the error names the op.
         """
 
 
 def all_excluded(outcomes: Iterable[Outcome], proved: Outcome) -> Outcome:
-    """Return the outcome of a query by those of its polytopes, one after the other: ``proved`` if all are excluded.
+    """Return a query's outcome from those of its polytopes in turn: ``proved`` if all are excluded.
 
     The first *sat* and the first timeout end the search.
     """
@@ -134,7 +137,7 @@ def all_excluded(outcomes: Iterable[Outcome], proved: Outcome) -> Outcome:
 
 
 def decide_one_by_one(method: CompleteMethod, batch: QueryBatch) -> Claims:
-    """Yield a method's claims: bounds in batches, then the queries that they leave open, one after the other."""
+    """Yield a method's claims: first bounds in batches, then ``decide`` for each query still open."""
     done = 0
     for part in batch.batches(batch_size(_BATCH)):
         bounds: list[BoundedBoxes] = []
@@ -150,7 +153,7 @@ def decide_one_by_one(method: CompleteMethod, batch: QueryBatch) -> Claims:
 
 
 def _bound(method: CompleteMethod, made: list[BoundedBoxes], part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
-    """Return what bounds say of queries of one network; ``made`` gets the bounds."""
+    """Return the outcomes by bounds of queries of one network; the bounds are appended to ``made``."""
     method.require(part.network)
     ascent = Ascent(steps=method.ascent_steps if part.network.piecewise_linear else _CURVED_STEPS)
     with torch.no_grad():
@@ -159,7 +162,6 @@ def _bound(method: CompleteMethod, made: list[BoundedBoxes], part: QueryBatch, w
 
 
 def _decided(method: CompleteMethod, bounds: BoundedBoxes, alone: QueryBatch, number: int) -> Outcome:
-    """Return the outcome of one query of a batch that bounds leave open."""
     try:
         method.start()
     except CallFailed as error:
@@ -172,6 +174,6 @@ def _decided(method: CompleteMethod, bounds: BoundedBoxes, alone: QueryBatch, nu
         try:
             return [method.decide(query, work)]
         except OutOfTime:
-            return [Outcome.unknown(Reason.TIMEOUT, method.name, "the budget ran out before anything was split")]
+            return [Outcome.unknown(Reason.TIMEOUT, method.name, "the time limit was reached before a split")]
 
     return attempted(alone, method.name, decide)[0]

@@ -1,7 +1,7 @@
 """Trees over the segments of unstable neurons that exclude a polytope, on one relaxation that all nodes share.
 
-A node is closed by a proof alone (``proof``). A node that stays open is split on the neuron whose lines cost its own
-bound most; where no line costs much, more steps are taken with lines for every neuron. Points at which relaxations are
+Only a proof closes a node (``proof``). An open node is split on the neuron whose linear bounds loosen the node's own
+bound most; where none does much, more steps optimise the bounds of every neuron. Points at which relaxations are
 least are tried as counterexamples all along.
 """
 
@@ -39,23 +39,23 @@ class Branching:
     """Options of the search of a tree."""
 
     steps: int = 2  # Of the ascent for each node
-    # How many neurons have lines of their own while they are open, those first that matter most at the root
-    adaptive: int = 32
+    # Open neurons whose linear bounds are optimised: those that matter most at the root
+    adaptive_neurons: int = 32
     batch: int = 512  # Most nodes that are split at once
-    # A node is finished where all neurons together are to blame for no more than this part of its bound
-    stalled: float = 0.5
-    # Where finishing leaves less than this part, points below the node's are tried, and it is put to whoever decides
-    # nodes exactly
-    settled: float = 0.05
-    finishing: int = 30  # Steps of the ascent with lines for every neuron
-    # How many neurons a node may be split on; where there are several, the children by each are bounded
-    choices: int = 1
-    look: int = 4  # Steps of the ascent for these children
-    looked: float = math.inf  # From this number of bounded nodes on, each is split on the neuron that is most to blame
+    # A node is finished (more steps, all neurons optimised) where the relaxations of all neurons together loosen its
+    # bound by no more than this part of it
+    finish_below_blame: float = 0.5
+    # A finished node below this part is put to ``decide``, and searched for a counterexample
+    decide_below_blame: float = 0.05
+    finishing_steps: int = 30  # Steps of the ascent that finishes a node
+    choices: int = 1  # Neurons that a node may be split on; with several, the children by each are bounded
+    look_steps: int = 4  # Steps of the ascent for these children
+    # After this number of bounded nodes, each is split on its first choice, and no others are tried
+    look_until_nodes: float = math.inf
 
 
 class PhaseTree:
-    """The proof, or refutation, that no point of the box makes all of some rows at most zero; ``loop`` has the nodes.
+    """Tree that proves or refutes that no point of the box makes all of some rows at most zero.
 
     Args:
         relaxation: its first row is the objective.
@@ -65,7 +65,7 @@ class PhaseTree:
         left: tells how many seconds are left.
         options: of the search.
         memory: bytes of open nodes.
-        decide: asked about nodes that nothing else closes; None for nobody.
+        decide: decides nodes that nothing else closes, such as z3; None without such a solver.
         observer: told of events.
     """
 
@@ -85,7 +85,7 @@ class PhaseTree:
         self._reached, self._left, self._options = reached, left, options
         size, segments = self._system.size, relaxation.segments
         batch = max(16, min(options.batch, _WORKING // (24 * (self._system.inputs + size + 1))))
-        rest = (batch, options.choices, options.looked, memory)
+        rest = (batch, options.choices, options.look_until_nodes, memory)
         enough = relaxation.slopes.new_zeros(1)
         self.loop = Loop(relaxation, Strategy(self._bound, self._prove, enough, self._remain, 0.0, *rest), observer)
         none, nodes = torch.zeros_like(relaxation.over), Nodes.roots(relaxation, max(1, min(options.choices, size)))
@@ -93,24 +93,36 @@ class PhaseTree:
         first = DualAscent(relaxation, none, torch.float32).run(nodes, 0).coefficients[0].double()
         on_side = torch.where(segments.concave, -first, first)
         weight = torch.where(segments.kinked & ~relaxation.over, on_side, first.abs())
-        matter = weight.topk(min(size, options.adaptive)).indices
+        matter = weight.topk(min(size, options.adaptive_neurons)).indices
         self._ascent = DualAscent(relaxation, none.index_fill(0, matter, True), torch.float32)
         # All nodes begin with the root's multipliers.
-        root = self._ascent.run(nodes, options.finishing)
-        self._at_root = float(self._prove(root)[0])
-        self.loop.begin(root.nodes)
+        root = self._ascent.run(nodes, options.finishing_steps)
+        proven = self._prove(root)
+        self._at_root = float(proven[0])
+        if self._at_root > 0:
+            self.loop.note(root, proven)
+            self.loop.now.nodes, self.loop.now.state = 1, TreeState.PROVED
+        else:
+            self.loop.begin(root.nodes)
 
     def bound(self, stop: Callable[[], bool]) -> float:
-        """Return a lower bound of the largest of the property's rows: the root's once ``stop`` says so."""
+        """Return a lower bound of the largest of the property's rows: the root's once ``stop`` says so.
+
+        Open nodes that are proved are closed.
+        """
         lower = float(self.loop.now.lower[0])
         for nodes in self.loop.now.open.batches(self.loop.strategy.batch):
             if stop():
                 return self._at_root
-            lower = min(lower, float(self._prove(self._ascent.run(nodes, 0)).min()))
+            found = self._ascent.run(nodes, 0)
+            proven = self._prove(found)
+            lower = min(lower, float(proven.min()))
+            if lower > 0:
+                self.loop.note(found, proven)
         return max(lower, self._at_root)
 
     def _bound(self, nodes: Nodes, look: bool) -> Bounded:
-        steps = self._options.look if look else self._options.steps
+        steps = self._options.look_steps if look else self._options.steps
         found = self._ascent.run(nodes, steps)
         self._count(len(nodes), steps, len(found.columns))
         if not self._system.whole:
@@ -130,18 +142,18 @@ class PhaseTree:
         if self._reached(self._ascent.minimisers(found.nodes[worst])):
             now.state = TreeState.REACHED
             return found
-        stalled = (_total(found.blame) <= options.stalled * found.bound.abs()) | (found.blame < 0).all(1)
+        stalled = (_total(found.blame) <= options.finish_below_blame * found.bound.abs()) | (found.blame < 0).all(1)
         numbers = stalled.nonzero().squeeze(1)
         if not len(numbers):
             return found
-        remains, one = torch.ones_like(stalled), max(1.0, self._work(1, options.finishing, self._system.size))
+        remains, one = torch.ones_like(stalled), max(1.0, self._work(1, options.finishing_steps, self._system.size))
         for part in numbers.split(max(1, min(_MOST, int(_TOGETHER / one)))):
             if self._left() > 0 and now.state is TreeState.OPEN:
                 remains[part], found = self._finish(found, part)
         return found[remains.nonzero().squeeze(1)]
 
     def _finish(self, found: Bounded, part: Tensor) -> tuple[Tensor, Bounded]:
-        """Return which of the nodes ``part`` stay open after more steps and, where these have settled, a decision."""
+        """Return which nodes ``part`` stay open after more steps, and a decision where these gain little."""
         now, mine = self.loop.now, found[part]
         if not self._system.whole:
             # Nothing but splits closes it.
@@ -149,15 +161,15 @@ class PhaseTree:
                 now.state = TreeState.STUCK
             found.blame[part] = self._or_gaps(mine)
             return torch.ones_like(part, dtype=torch.bool), found
-        mine = self._everywhere.run(mine.nodes, self._options.finishing)
-        self._count(len(part), self._options.finishing, self._system.size)
+        mine = self._everywhere.run(mine.nodes, self._options.finishing_steps)
+        self._count(len(part), self._options.finishing_steps, self._system.size)
         is_open = ~self.loop.close(mine)
         last = (mine.blame < 0).all(1)
         rest = (is_open & last).nonzero().squeeze(1)
         if len(rest):
             self._count(len(rest), _LAST, self._system.size)
             is_open[rest] = ~self.loop.close(self._everywhere.run(mine.nodes[rest], _LAST, 1.0))
-        settled = is_open & (last | (_total(mine.blame) < self._options.settled * mine.bound.abs()))
+        settled = is_open & (last | (_total(mine.blame) < self._options.decide_below_blame * mine.bound.abs()))
         numbers = settled.nonzero().squeeze(1)
         if len(numbers) and self._reached(self._everywhere.minimisers(mine.nodes[numbers]), True):
             now.state = TreeState.REACHED
@@ -179,7 +191,7 @@ class PhaseTree:
         return DualAscent(self._relaxation, torch.ones_like(self._relaxation.over), torch.float64)
 
     def _or_gaps(self, found: Bounded) -> Tensor:
-        """Return the blame of each neuron; where no line costs anything, the widest band is split."""
+        """Return each neuron's blame; where no linear bound costs anything, the gap between both bounds."""
         segments, width = self._relaxation.segments, self._relaxation.width
         gaps = (torch.maximum(*segments.open_gaps) * width).repeat(len(found.bound), 1)
         mine = torch.maximum(*segments.gaps(found.neurons, found.segment)) * width[found.neurons]
@@ -211,8 +223,8 @@ class PhaseTree:
 
 
 def _total(blame: Tensor) -> Tensor:
-    """Return how much the bound of each node is below the network's value where the relaxation is least, at most.
+    """Return at most how far each node's bound is below the network's value at the relaxation's minimiser.
 
-    At the best multipliers, that is: a point with a negative value is then a counterexample.
+    This holds at the best multipliers: a point with a negative value is then a counterexample.
     """
     return blame.clamp(min=0).sum(1)

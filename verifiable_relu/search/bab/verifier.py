@@ -5,12 +5,12 @@ query whose margin is zero, or nearly so, stays unknown.
 
 What bounds of whole boxes leave open is reduced to its inputs and unstable neurons, one query after the other
 (``query``), and each polytope of the unsafe set that is left becomes a tree (``tree``). An *unsat* rests on bounds in
-float64 with rounding accounted for, and on nothing that a solver or a search in float32 says.
+float64 with rounding accounted for, never on the result of a solver or of a search in float32.
 
 **The search** takes turns between trees of a query's system and trees of tighter systems for what these leave open.
-Which of the two decides a query is not known beforehand. On shallow networks trees over the first intervals do, on deep
+Which of the two decides a query is not known beforehand: on shallow networks trees over the first intervals; on deep
 ones tighter intervals of the neurons do more than millions of sub-problems. So trees begin; those that have closed
-nothing worth mentioning when they pause are given up for a refinement, the others get up to its work. Every round takes
+almost nothing when they pause are given up for a refinement; the others get up to its work. Every round takes
 more.
 
 Before that, where a tree stands still, it is begun again with a better relaxation (``slopes``): hull cuts over its
@@ -30,7 +30,7 @@ from typing import ClassVar
 
 import torch
 
-from verifiable_relu.errors import OutOfTime, UnsupportedError
+from verifiable_relu.errors import OutOfTime, UnsupportedError, counted
 from verifiable_relu.ir.functions.steps import StepFunction
 from verifiable_relu.ir.linear import Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Network, Product, Sum
@@ -49,7 +49,7 @@ _GROWTH = 4  # Each refinement has this multiple of the leaves of the one before
 _TRUST = 8.0  # Weight of progress made by trees with better relaxations when deciding whether to refine
 # How trees are searched when no refinement follows, if refinements leave at most this part of the neurons unstable.
 # Where refinements do little, as on convolutions, this number of steps for every node does harm
-_LAST, _SMALL = Branching(steps=6, adaptive=1 << 20, choices=8), 0.5
+_LAST, _SMALL = Branching(steps=6, adaptive_neurons=1 << 20, choices=8), 0.5
 _LATE_S = 0.3  # Seconds that bounding the open nodes may take once the budget is spent
 _LEAST = 1e-9  # Heuristic: the part of a tree that counts as closed, at least, where its work is estimated
 _SHORT_S = 0.2  # Where the first process had nothing left after fewer seconds, copies are not made again at once
@@ -59,35 +59,39 @@ _WORTH = 3.0
 
 @dataclass(frozen=True)
 class Schedule:
-    """Order and shares of the work of trees and refinements."""
+    """Options that decide when trees are searched, relaxations improved, and neurons' intervals refined."""
 
-    # The first one; None for trees alone
+    # The first refinement; None: trees alone
     refinement: Refinement | None = Refinement()  # noqa: RUF009 -- frozen
-    improve: Improve | None = hull_cuts  # Makes better relaxations; None for none
-    hard: Branching | None = None  # How trees with better relaxations are searched; None for as all others
-    # Whether all trees get better relaxations only where one of them closes more than the tree before
-    tried: bool = True
-    # Work that the trees of a query may take before a refinement is thought of (``TreeProgress``); before better
-    # relaxations are, one tree takes its share of it
-    first: float = 2e9
-    # Better relaxations are searched for where a tree has closed no more than this part by then
+    improve: Improve | None = hull_cuts  # Makes tighter relaxations of polytopes; None: none
+    # Options of trees with these relaxations; None: those of all other trees
+    improved_branching: Branching | None = None
+    # Improve one tree's relaxation first, and the others' only if that tree then closes more than before
+    improve_after_trial: bool = True
+    # Work (``TreeProgress``) of a query's trees before the first refinement, and of one tree, in its share, before
+    # relaxations are improved
+    first_work: float = 2e9
+    # Relaxations are improved if a tree has closed at most this part of itself by then
     improve_below: float = 0.1
-    # How much work the trees get before a refinement, as a multiple of the refinement's and of the part of the trees
-    # that is closed after ``first``
+    # Work of the trees before a refinement, as a multiple of the refinement's work and of the part of the trees that is
+    # closed after ``first_work``
     refinement_share: float = 1.0
-    # Another refinement is made only where the last one made the intervals of all neurons together narrower by this
-    # part
-    gain: float = 0.02
+    # Refine again only if the last refinement narrowed the intervals of all neurons together by this part
+    least_gain: float = 0.02
 
 
 RESIDUAL = Schedule(
-    refinement=None, improve=better_slopes, hard=Branching(choices=32, look=0, looked=4000), tried=False, first=2e10
+    refinement=None,
+    improve=better_slopes,
+    improved_branching=Branching(choices=32, look_steps=0, look_until_nodes=4000),
+    improve_after_trial=False,
+    first_work=2e10,
 )
 """For networks with shortcuts, where cuts and refinements take longer and gain less than trees in the same time."""
 
 
 ENDS = {
-    TreeState.OPEN: (Reason.TIMEOUT, "the budget ran out"),
+    TreeState.OPEN: (Reason.TIMEOUT, "the time limit was reached"),
     TreeState.FULL: (Reason.MEMORY, "the open sub-problems took too much memory"),
     TreeState.STUCK: (Reason.INCOMPLETE, "there are sub-problems whose margin is too near to zero for further splits"),
 }
@@ -111,7 +115,7 @@ class SearchResult:
         self.lower[polytope] = max(lower, self.lower.get(polytope, lower))
 
     def outcome(self, query: BoundedQuery, name: str, told: str) -> Outcome:
-        """Return what a method ``name`` claims where no counterexample was found, and what it tells."""
+        """Return the claim of the method ``name`` if no counterexample was found; ``told`` is its detail."""
         margin = query.margin(self.lower)
         # Nothing but what was proved of every polytope decides.
         if margin > 0:
@@ -140,7 +144,7 @@ class QuerySearch:
         self._size = system.size
 
     def run(self) -> SearchResult:
-        """Take turns until the query is decided, or no time is left."""
+        """Search trees and refine intervals in turn until the query is decided or no time is left."""
         while True:
             self._search_trees()
             rest = self._open()
@@ -153,24 +157,23 @@ class QuerySearch:
                 return self.found
 
     def _open(self) -> list[int]:
-        """Return the polytopes that are not excluded."""
         return [polytope for polytope in self.query.parts if not self.found.lower.get(polytope, -math.inf) > 0]
 
     def _search_trees(self) -> None:
-        """Search trees of the query as it is now, for as long as a refinement does not do more."""
+        """Search the current trees, for as long as a refinement is not worth more."""
         schedule, refinement, system = self.schedule, self._refinement, self.query.system
         trees, trust = TreeScheduler(self, self.query, self._open()), 1.0
-        ended = trees.search(schedule.first / max(1, len(trees.open)), together=1)
+        ended = trees.search(schedule.first_work / max(1, len(trees.open)), together=1)
         # What the trees may take before a refinement does.
         work = math.inf if refinement is None else schedule.refinement_share * refinement.work(system)
         if ended is None and trees.least_closed()[0] > schedule.improve_below:
-            ended = trees.search(schedule.first)
+            ended = trees.search(schedule.first_work)
         if ended is None and schedule.improve is not None and system.piecewise_linear:
             better = self._better_trees(schedule.improve, trees, work)
             if better is not None:
                 trees, trust = better, _TRUST
         if ended is None:
-            ended = trees.search(schedule.first)
+            ended = trees.search(schedule.first_work)
         if ended is None and refinement is not None:
             ended = trees.search(min(1.0, trust * trees.least_closed()[0]) * work)
         elif ended is None:
@@ -181,36 +184,35 @@ class QuerySearch:
     def _better_trees(self, improve: Improve, trees: TreeScheduler, work: float) -> TreeScheduler | None:
         """Return trees with better relaxations, if one closes more with as much work as the least closed tree.
 
-        Cuts for all polytopes take longer than trees that are soon given up for a refinement, which takes ``work``.
-        Nothing needs to be tried of what is always worth it.
+        With cuts for all polytopes, trees may take longer than a refinement, which takes ``work``, would.
+        Without ``improve_after_trial`` all trees get better relaxations at once.
         """
         schedule, query = self.schedule, self.query
-        if schedule.tried:
+        if schedule.improve_after_trial:
             before, polytope = trees.least_closed()
             query = query.improved(improve, [polytope], self.budget)
-            trial = TreeScheduler(self, query, [polytope], schedule.hard)
+            trial = TreeScheduler(self, query, [polytope], schedule.improved_branching)
             ended = trial.search(trees.spent(polytope))
             closed = trial.least_closed()[0] if trial.open else 1.0
             worse = ended is None and closed * trees.spent(polytope) <= before * trial.work
-            if worse or closed * _TRUST * work < schedule.first:
+            if worse or closed * _TRUST * work < schedule.first_work:
                 return None
             if self._open() == trial.open:
                 return trial
         rest = self._open()
-        return TreeScheduler(self, query.improved(improve, rest, self.budget), rest, schedule.hard)
+        return TreeScheduler(self, query.improved(improve, rest, self.budget), rest, schedule.improved_branching)
 
     def _refine(self, refinement: Refinement, polytopes: Sequence[int]) -> None:
-        """Go on with tighter intervals of the neurons."""
         before = self.query
         self.query = before.refined(refinement, polytopes, self.budget, self.observer)
         self.found.rounds += 1
         self.found.work += refinement.work(before.system)
-        worth_it = self.query.width < (1 - self.schedule.gain) * before.width
+        worth_it = self.query.width < (1 - self.schedule.least_gain) * before.width
         self._refinement = replace(refinement, leaves=_GROWTH * refinement.leaves) if worth_it else None
 
 
 class TreeScheduler:
-    """The trees of some polytopes of one search's query, which go on in turn, in one process or several."""
+    """Scheduler of the trees of some polytopes, which are searched in turn, in one process or several."""
 
     def __init__(
         self, search: QuerySearch, query: ReducedQuery, polytopes: Sequence[int], options: Branching | None = None
@@ -233,7 +235,7 @@ class TreeScheduler:
         """Go on with every tree in turn, at most ``together`` at once, until all are decided or time is up.
 
         The search pauses, too, once its trees have taken some ``work`` (``TreeProgress``). Returned is why there may be
-        something left; None if the search only paused, and can go on.
+        something left; None if the search has only paused.
         """
         while (self._waiting or self._trees) and not self._over():
             if self._waiting and len(self._trees) < min(self._most, together):
@@ -250,7 +252,10 @@ class TreeScheduler:
                         break
         if self._budget.over():
             for polytope, tree in self._trees.items():
-                self._found.prove(polytope, tree.bound(lambda: self._budget.left() < -_LATE_S))
+                lower = tree.bound(lambda: self._budget.left() < -_LATE_S)
+                self._found.prove(polytope, lower)
+                if self._observer is not None:
+                    self._observer(TreeEnded(tree.loop.relaxation, lower > 0))
             return TreeState.OPEN
         return TreeState.FULL if TreeState.FULL in self._ended else TreeState.STUCK
 
@@ -260,7 +265,7 @@ class TreeScheduler:
         return [*self._trees, *self._waiting]
 
     def least_closed(self) -> tuple[float, int]:
-        """Return the least part of an open tree that is closed, and that tree's polytope."""
+        """Return the smallest closed part of any open tree, and that tree's polytope."""
         return min(((tree.loop.now.closed, number) for number, tree in self._trees.items()), default=(0.0, -1))
 
     def spent(self, polytope: int) -> float:
@@ -276,7 +281,6 @@ class TreeScheduler:
         return self._witness.found is not None or self._budget.over()
 
     def _is_worth_sharing(self) -> bool:
-        """Return True if there is work enough for every process."""
         if self._processes == 1 or self.work < self._alone:
             return False
         trees = [tree.loop.now for tree in self._trees.values() if len(tree.loop.now.open) >= self._processes]
@@ -284,7 +288,7 @@ class TreeScheduler:
         return bool(trees) and ahead >= _WORTH * self._budget.solo_work
 
     def _share(self, work: float) -> None:
-        """Go on with all trees in several processes, until one of these has nothing left, or for some work."""
+        """Search all trees in several processes until one has no nodes left, or ``work`` is done."""
         trees, count = {polytope: tree.loop for polytope, tree in self._trees.items()}, self._processes
         hands = {polytope: loop.now.open.deal(count) for polytope, loop in trees.items()}
 
@@ -329,7 +333,7 @@ class TreeScheduler:
         self._take_note(polytope)
 
     def _take_note(self, polytope: int) -> None:
-        """Take note of what has become of a tree, and drop it when it has ended."""
+        """Record a tree's progress, and drop the tree when it has ended."""
         tree, now = self._trees[polytope], self._trees[polytope].loop.now
         nodes, work = self._counted.get(polytope, (0, 0.0))
         self._counted[polytope] = now.nodes, now.work
@@ -354,12 +358,12 @@ class Bab(CompleteMethod):
     # How trees and tighter intervals of neurons take turns; None for a choice by the network
     schedule: Schedule | None = None
     # The work (``TreeProgress``) that one process does alone before others share the rest
-    alone: float = field(default=SOLO_WORK, repr=False)
+    solo_work: float = field(default=SOLO_WORK, repr=False)
 
     name: ClassVar[str] = "bab"
 
     def fits(self, inputs: int, neurons: float, memory: int) -> bool:
-        """Return True if some memory suffices for a query's trees, by how many inputs vary and neurons are unstable."""
+        """Return True if ``memory`` suffices for a query's trees, with these varying inputs and unstable neurons."""
         return neurons < memory and tree_bytes(inputs, int(neurons)) <= memory / 2
 
     def takes(self, network: Network) -> bool:
@@ -380,7 +384,7 @@ class Bab(CompleteMethod):
     def decide(self, query: BoundedQuery, budget: TimeBudget) -> Outcome:
         # A device other than the CPU works for one process.
         processes = most_shares(budget.processes) if torch.device(budget.device).type == "cpu" else 1
-        within = replace(budget, memory=budget.memory // 2, solo_work=self.alone, processes=processes)
+        within = replace(budget, memory=budget.memory // 2, solo_work=self.solo_work, processes=processes)
         witness = WitnessCheck(query.network, query.prop, self.name)
         with torch.no_grad():
             reduced = query.reduced(budget.over, budget.device)
@@ -390,13 +394,13 @@ class Bab(CompleteMethod):
             schedule = self.schedule or (RESIDUAL if has_shortcuts(query.network) else Schedule())
             found = QuerySearch(reduced, witness, self.search, schedule, within, query.observer).run()
         query.learn(found.lower)
-        told = f"{found.nodes} sub-problems, {found.rounds} refinements"
+        told = f"{counted(found.nodes, 'sub-problem')}, {counted(found.rounds, 'refinement')}"
         if witness.found is not None:
             return replace(witness.found, detail=told, subproblems=found.nodes)
         return found.outcome(query, self.name, told)
 
 
 def has_shortcuts(network: Network) -> bool:
-    """Return True if computed values are added to each other; a concatenation is a sum of parts that are moved."""
+    """Return True if the network adds computed values to each other, as residual networks do."""
     moved = {i for i, op in enumerate(network.ops) if isinstance(op, Affine) and isinstance(op.map, Gather)}
     return any(isinstance(op, Sum) and not moved.issuperset(op.inputs) for op in network.ops)
