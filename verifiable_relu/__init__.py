@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verifiable_relu.api import Around as Around
+    from verifiable_relu.api import Perturbation as Perturbation
     from verifiable_relu.api import certified_radius as certified_radius
     from verifiable_relu.api import verify as verify
+    from verifiable_relu.api import verify_change as verify_change
     from verifiable_relu.api import verify_properties as verify_properties
     from verifiable_relu.api import verify_radii as verify_radii
     from verifiable_relu.hardening import harden as harden
@@ -37,7 +38,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 __version__ = "0.3.0"
 __all__ = [
-    "Around",
+    "Perturbation",
     "__version__",
     "certified_radius",
     "harden",
@@ -62,7 +63,7 @@ _MODULES = {
 
 
 def specs() -> Path:
-    """The folder of the networks and properties that come with the package; its README describes them."""
+    """Return the folder of the networks and properties that come with the package; its README describes them."""
     package = Path(__file__).parent
     # A wheel has the folder inside the package, a checkout next to it.
     return package / "specs" if (package / "specs").is_dir() else package.parent / "specs"

@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         """Parse the command line; ``--option=--``, which argparse turns into an empty list, is an error."""
         for given in sys.argv[1:] if args is None else args:
             if given.startswith("-") and given.endswith("=--"):
-                self.error(f"argument {given[:-3]}: '--' is no value")
+                self.error(f"argument {given[:-3]}: '--' is not a value")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -69,7 +69,7 @@ def seconds(text: str) -> float:
     except ValueError:
         limit = math.nan
     if not 0 < limit < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}' is no positive number of seconds")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number of seconds")
     return limit
 
 

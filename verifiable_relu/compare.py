@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from verifiable_relu.certify import TIMEOUT, hardness
 from verifiable_relu.command_line import Parser, add_debug, complain, fraction, guarded, seconds, write
 from verifiable_relu.data import load
-from verifiable_relu.errors import InputError, printable
+from verifiable_relu.errors import InputError, counted, printable
 from verifiable_relu.files import csv_cell
 from verifiable_relu.spec.__main__ import indices, radius
 
@@ -34,7 +34,7 @@ def parser() -> Parser:
     """Return the parser of the command line."""
     made = Parser(label="compare", prog="verifiable-relu compare", text=ABOUT)
     made.add_argument("first", type=Path, metavar="A.onnx", help="the first network")
-    text = "the second one; with --joint A with ReLU by default"
+    text = "the second one; with --family A with ReLU by default"
     made.add_argument("second", type=Path, nargs="?", metavar="B.onnx", help=text)
     where = made.add_argument_group("where")
     boxes = where.add_mutually_exclusive_group(required=True)
@@ -47,7 +47,7 @@ def parser() -> Parser:
     one.add_argument("--delta", type=fraction, metavar="D", help="whether any output differs by D or more")
     one.add_argument("--top1", action="store_true", help="whether the largest outputs are of different classes")
     text = "the first network stands for all with λ-GELU of λ at least LAMBDA in the place of its activations"
-    asked.add_argument("--joint", nargs="?", type=hardness, const=True, metavar="LAMBDA[,LAMBDA…]", help=text)
+    asked.add_argument("--family", nargs="?", type=hardness, const=True, metavar="LAMBDA[,LAMBDA…]", help=text)
     asked.add_argument("--arithmetic", default="real", metavar="NAME", help="of what runs both, as in certify")
     how = made.add_argument_group("how it is answered")
     how.add_argument("--method", default="auto", help="as in certify (default: auto)")
@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     balls = options.data is not None
     if balls != (options.images is not None) or balls != (options.eps is not None):
         made.error("--data, --images and --eps go together")
-    if options.second is None and options.joint is None:
-        made.error("a second network is needed, or --joint, which makes it the first one with ReLU")
+    if options.second is None and options.family is None:
+        made.error("a second network is needed, or --family, with which it is the first one with ReLU")
     unasked = options.delta is None and not options.top1
     if options.certificates is not None and (options.second is None or unasked):
         made.error("--certificates needs two files, and --delta or --top1")
@@ -84,11 +84,11 @@ def run(options: argparse.Namespace) -> int:
     from verifiable_relu.campaign import open_certificates
     from verifiable_relu.execution.model import execution_model
     from verifiable_relu.readers import read_onnx
-    from verifiable_relu.settings import neutral
+    from verifiable_relu.settings import default_settings
 
     boxes = _boxes(options)
-    with neutral():
-        one = execution_model(read_onnx(options.first), options.arithmetic, options.joint)
+    with default_settings():
+        one = execution_model(read_onnx(options.first), options.arithmetic, options.family)
         other = one.limit if options.second is None else execution_model(read_onnx(options.second), options.arithmetic)
         question = unsafe(one.output_size, options.delta, options.top1)
         files = str(options.first), str(options.second)
@@ -101,10 +101,10 @@ def run(options: argparse.Namespace) -> int:
     rows = zip(boxes, change.largest, answers, strict=True)
     write([f"{csv_cell(prop.name)},{largest:.6g}{answer}" for prop, largest, answer in rows], sys.stdout)
     if not options.quiet:
-        how = "their differences are bounded neuron by neuron" if change.compared else "each is bounded by itself"
+        how = "differences are bounded neuron by neuron" if change.compared else "each network is bounded alone"
         counts = change.results.summary
-        asked = f"; {counts['certified']} unsat, {counts['refuted']} sat, {counts['undecided']} open"
-        lines = [f"{len(boxes)} boxes; {how}{asked if change.results else ''}"]
+        asked = f"; {counts['certified']} unsat, {counts['refuted']} sat, {counts['undecided']} undecided"
+        lines = [f"{counted(len(boxes), 'box')}; {how}{asked if change.results else ''}"]
         lines += [f"{options.first}: {sentence}" for sentence in one.source.repairs]
         print("\n".join(map(printable, lines)), file=sys.stderr)
     return 0
@@ -121,8 +121,8 @@ def _boxes(options: argparse.Namespace) -> list[Property]:
     data = load(options.data, "train" if options.data.endswith(".npz") else "test")
     for index in options.images:
         if index >= len(data) or not data.exact[index]:
-            said = f"among the {len(data)}" if index >= len(data) else "that equals the official one"
-            raise InputError(f"there is no image {index} {said}", path=options.data)
+            said = f"does not exist: there are {len(data)}" if index >= len(data) else "differs from the official one"
+            raise InputError(f"image {index} {said}", path=options.data)
     names = [f"image {index}" for index in options.images]
     zeros = np.zeros(len(names), np.int64)
     return linf_properties(data.images[options.images], zeros, options.eps, 2, names=names)

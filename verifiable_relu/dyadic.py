@@ -24,8 +24,8 @@ class Dyadic:
     exponent: int
 
     @classmethod
-    def of(cls, array: np.ndarray) -> Dyadic:
-        """The exact values of an array of finite floats, of any shape.
+    def from_floats(cls, array: np.ndarray) -> Dyadic:
+        """Return the exact values of an array of finite floats, of any shape.
 
         The exponent is the largest one of at most 0 for which all ``numbers`` are integers.
         """
@@ -34,7 +34,7 @@ class Dyadic:
         return cls(np.asarray(integer.astype(object) << shift.astype(object), dtype=object), least)
 
     def at(self, exponent: int) -> np.ndarray:
-        """The integers m for which m·2^exponent are the same values; ``exponent`` is at most this array's own."""
+        """Return the integers m with the same values m·2^exponent; ``exponent`` is at most this array's own."""
         return self.numbers << (self.exponent - exponent) if self.exponent != exponent else self.numbers
 
     def __add__(self, other: Dyadic) -> Dyadic:
@@ -50,7 +50,7 @@ class Dyadic:
     def weighed(
         self, weights: np.ndarray, terms: int, product: Callable[[np.ndarray, np.ndarray], np.ndarray]
     ) -> Dyadic:
-        """The exact products of finite float weights with these numbers: sums of at most ``terms`` products.
+        """Return the exact products of finite float weights with these numbers: sums of at most ``terms`` products.
 
         Both are cut into digits of so few bits that float64 holds every sum of products of digits exactly, in whatever
         order it is summed, and ``product``, a bilinear function of arrays of float64, may do it with the library's

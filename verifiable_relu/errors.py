@@ -31,7 +31,7 @@ class InputError(ValueError):
 
 def missing(what: str, install: str, *, place: str | None = None) -> InputError:
     """Return the error of a part of the package that needs what ``pip install`` of ``install`` brings."""
-    return InputError(f"{what} needs what is not installed: pip install {install}", place=place)
+    return InputError(f"{what} needs a package that is not installed: pip install {install}", place=place)
 
 
 class UnsupportedError(InputError):
@@ -63,6 +63,12 @@ def printable(text: str, longest: int | None = None) -> str:
     if not line.isprintable():
         line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     return line if longest is None or len(line) <= longest else line[: longest - 2] + " …"
+
+
+def counted(number: float, noun: str) -> str:
+    """Return a number and a noun: "1 box", "2 boxes"."""
+    plural = "" if number == 1 else "es" if noun.endswith(("x", "ss")) else "s"
+    return f"{number:.0f} {noun}{plural}"
 
 
 def path_end(path: Path | str, longest: int = 150) -> str:

@@ -122,7 +122,7 @@ class Journal(Generic[T]):
         except BaseException as error:
             self.close()
             if isinstance(error, Timeout):
-                raise InputError("another campaign is running in this folder", path=self.folder) from None
+                raise InputError("another campaign runs in this folder: choose another", path=self.folder) from None
             if isinstance(error, OSError):
                 raise unusable(self.folder, error) from None
             raise

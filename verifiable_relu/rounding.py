@@ -44,22 +44,22 @@ def _finfo(dtype: torch.dtype) -> torch.finfo:
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """The unit roundoff u of the standard model: half the distance from 1 to the next number."""
+    """Return the unit roundoff u of the standard model: half the distance from 1 to the next number."""
     return _finfo(dtype).eps / 2
 
 
 def epsilon(dtype: torch.dtype) -> float:
-    """The distance 2u from 1 to the next number."""
+    """Return the distance 2u from 1 to the next number."""
     return _finfo(dtype).eps
 
 
 def tiny(dtype: torch.dtype) -> float:
-    """The smallest normal number: smaller ones may be lost."""
+    """Return the smallest normal number: smaller ones may be lost."""
     return _finfo(dtype).tiny
 
 
 def largest(dtype: torch.dtype) -> float:
-    """The largest finite number."""
+    """Return the largest finite number."""
     return _finfo(dtype).max
 
 
@@ -92,7 +92,7 @@ LEAST_LOGARITHM = Fraction(1, 10**20)
 
 
 def above(x: Numbers) -> Numbers:
-    """The next larger number of the same dtype.
+    """Return the next larger number of the same dtype.
 
     The true value of a result that was rounded once, to nearest, lies between the neighbours of the result.
     """
@@ -100,7 +100,7 @@ def above(x: Numbers) -> Numbers:
 
 
 def below(x: Numbers) -> Numbers:
-    """The next smaller number of the same dtype (``above``)."""
+    """Return the next smaller number of the same dtype (``above``)."""
     return _neighbour(x, -math.inf)
 
 
@@ -114,7 +114,7 @@ def _neighbour(x: Numbers, end: float) -> Numbers:
 
 
 def not_below(number: Fraction | int) -> float:
-    """The smallest float64 that is not below an exact number; an OverflowError beyond the range of float64."""
+    """Return the smallest float64 not below an exact number; an OverflowError beyond the range of float64."""
     # Python's quotient of integers is the nearest float.
     nearest = number.numerator / number.denominator
     n, d = nearest.as_integer_ratio()
@@ -122,7 +122,7 @@ def not_below(number: Fraction | int) -> float:
 
 
 def not_above(number: Fraction | int) -> float:
-    """The largest float64 that is not above an exact number; raises as ``not_below``."""
+    """Return the largest float64 not above an exact number; raises as ``not_below``."""
     # The difference of two zeros is 0.0, and not −0.0.
     return 0.0 - not_below(-number)
 
@@ -143,7 +143,7 @@ def smooth_divisor(x: Tensor) -> Tensor:
 
 
 def coarse(dtype: torch.dtype) -> float:
-    """The size (2u)^(−1/2) from which on numbers are further apart than √(2u), roughly.
+    """Return the size (2u)^(−1/2) from which on numbers are further apart than √(2u), roughly.
 
     An extremum of a function of period 2π between two such neighbours may exceed both values by a half of its second
     derivative times the square of their distance, which is more than u.
@@ -213,7 +213,7 @@ times a number from 1 − 2⁻³³ to 1, which is (1 − 2⁻³⁴)·(1 + δ) wi
 
 
 def mean_of_rows(values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums (polytopes,) of weighted bounds and of weighted scales of rows (polytopes, rows), both rounded up.
+    """Return sums (polytopes,) of weighted bounds and weighted scales of rows (polytopes, rows), rounded up.
 
     The products are rounded once and the sums of r terms r − 1 times: the values' sum is off by at most γ_r of the sum
     of absolute values, and 2·(r + 2)·2u times that is added; the scales' by γ_r of itself, and (r + 2)·2u times it is.
@@ -225,7 +225,7 @@ def mean_of_rows(values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quotient_below(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """A lower bound of a quotient q of normal size.
+    """Return a lower bound of a quotient q of normal size.
 
     2u·|q| is at least the distance from q to the next smaller number, below which the true quotient does not lie;
     rounding is monotone, so that the difference, too, is rounded to no more than that number.
@@ -340,7 +340,7 @@ class RuntimeArithmetic:
     lost_result: Fraction = Fraction(0)
 
     def relative(self, terms: int) -> float:
-        """The bound of |θ| for a sum of K = ``terms`` products; an OverflowError if there is none."""
+        """Return the bound of |θ| for a sum of K = ``terms`` products; an OverflowError if there is none."""
         spread = (terms + 1 + SPARE) * self.sum
         if spread >= Fraction(1, 2):
             raise OverflowError(f"a sum of {terms} terms has no rounding bound in {self.name}")
@@ -379,7 +379,7 @@ ELEMENTARY = 2.0**-18
 as a part of itself; to a Softmax in addition to the error of a sum of its numbers.
 
 Runtimes compute them by polynomials or quotients of exponentials in float32 that are off by a few units of 2⁻²⁴; this
-grants 64. It is a statement about runtimes, not a theorem: the page on arithmetic says so, and a test measures it. Of a
+grants 64. It is a statement about runtimes, not a theorem: the page on soundness says so, and a test measures it. Of a
 Softmax of n numbers, exp(x − m) has d = m − x off by d·2⁻²⁴, which changes p ≤ e⁻ᵈ by p·d·2⁻²⁴ < 2⁻²⁵, and the sum by
 ln n times 2⁻²⁴ of itself, at most: of the 64 units 12 are more than enough for n ≤ 2¹⁶, and the others are exp's.
 """

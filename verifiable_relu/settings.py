@@ -2,7 +2,7 @@
 
 What users, and libraries that they import, have set for their own work is no setting of this package's: arithmetic in
 half precision, warnings and floating-point flags that raise exceptions, another default type or device. Every function
-that answers, from Python or from a command, does its work within ``neutral``, which restores what was there.
+that answers, from Python or from a command, does its work within ``default_settings``, which restores the old ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from verifiable_relu.errors import InputError
 
 
 class _ThreadState(threading.local):
-    """A thread's state: whether it is within ``neutral``, and the default device that was there."""
+    """A thread's state: whether it is within ``default_settings``, and the default device that was there."""
 
     within = False
     device = torch.device("cpu")
@@ -31,7 +31,7 @@ class _ThreadState(threading.local):
 
 _HERE = _ThreadState()
 _LOCK = threading.RLock()
-_WITHIN = [0]  # The number of threads within ``neutral``; settings that all share are restored by the last one
+_WITHIN = [0]  # The number of threads within ``default_settings``; the last one restores what all threads share
 _WAS: dict[str, Any] = {}  # The settings that all threads share, as they were before the first thread came
 
 _ONEDNN: Any = torch.backends.mkldnn
@@ -47,7 +47,7 @@ it is to do. What comes first decides on later parts that have ``none``, which a
 
 
 def _shared() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
-    """Return the settings that all threads share, by name: how each is read and set, and the value that is neutral."""
+    """Return the settings that all threads share, by name: how each is read and set, and the neutral value."""
     # Threads that there were before a fork are gone, and may not round as this one will: OpenMP would wait for them.
     threads = 1 if COPIED or _flushes() else torch.get_num_threads()
     return {
@@ -92,8 +92,8 @@ def _flushes() -> bool:
 
 
 @contextmanager
-def neutral() -> Iterator[None]:
-    """A block, or a function (``@neutral()``), that computes as in a fresh process, whatever was set in this one.
+def default_settings() -> Iterator[None]:
+    """Run a block, or a function (``@default_settings()``), as in a fresh process, whatever was set in this one.
 
     Number and priority of threads stay the user's; a fork of a process that had imported the package has one thread.
     """
@@ -122,8 +122,8 @@ def neutral() -> Iterator[None]:
 
 
 @contextmanager
-def as_given() -> Iterator[None]:
-    """Within ``neutral``, a block with the user's default type and device, on which a module's ``forward`` may rely."""
+def user_settings() -> Iterator[None]:
+    """Run a block within ``default_settings`` with the user's default dtype and device, on which modules may rely."""
     mine = torch.get_default_dtype()
     with ExitStack() as stack:
         if _HERE.within and _HERE.device.type != "cpu":

@@ -109,7 +109,7 @@ def _lines(folder: Path | None, result: Result, case: Case) -> Iterator[str]:
     if result.arithmetic == "real" and declared_types(spec) != ("real",):
         print("solver: the verdict is about real arithmetic on the network's weights", file=sys.stderr)
     if result.reason == "unconfirmed":
-        complain("solver", f"{result.reason} by {result.method}: {result.detail}")
+        complain("solver", f"{result.ending}: {result.detail}")
     yield result.answer
     if result.answer == "sat" and spec.version == "1.0":
         yield from assignment(result, spec)

@@ -74,7 +74,7 @@ def test_joint_verdicts_get_certificates_for_the_whole_family(
 ) -> None:
     folder = tmp_path / "certificates"
     spec = str(instances.parent / "bounds.vnnlib")
-    command = ["--spec", spec, "--net", str(instances.parent / "net.onnx"), "--method", "crown", "--joint", "160"]
+    command = ["--spec", spec, "--net", str(instances.parent / "net.onnx"), "--method", "crown", "--family", "160"]
     assert main([*command, "--certificates", str(folder)]) == 0
     assert "checked" in capsys.readouterr().err
     with (folder / "certificates.csv").open() as file:
@@ -83,7 +83,7 @@ def test_joint_verdicts_get_certificates_for_the_whole_family(
     assert b'"joint": ["160", "160"]' in gzip.decompress((folder / line["certificate"]).read_bytes())
 
 
-@pytest.mark.parametrize("asked", [["--joint", "500"], ["--arithmetic", "float32"]])
+@pytest.mark.parametrize("asked", [["--family", "500"], ["--arithmetic", "float32"]])
 def test_trees_of_a_family_and_of_what_runs_are_accepted(
     asked: list[str], instances: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,10 +112,10 @@ def test_a_family_with_other_activations_has_no_certificate_and_keeps_its_verdic
         + "".join(f"(assert (>= X_{i} -1))(assert (<= X_{i} 1))" for i in range(2))
         + "(assert (>= Y_0 3))"
     )
-    command = ["--spec", str(spec), "--net", str(net), "--joint", "160", "--certificates", str(tmp_path / "kept")]
+    command = ["--spec", str(spec), "--net", str(net), "--family", "160", "--certificates", str(tmp_path / "kept")]
     assert main(command) == 0
     printed = capsys.readouterr()
-    assert "unsat" in printed.out and "know no family in which" in printed.err
+    assert "unsat" in printed.out and "no certificates of families of networks with" in printed.err
 
 
 def lax(change: Callable[[onnx.ModelProto], object]) -> onnx.ModelProto:
@@ -168,7 +168,7 @@ def test_the_checker_reads_files_as_tools_write_them_and_the_summary_says_how(
     said = capsys.readouterr()
     assert said.out == "unsat\n" and "checked" in said.err
     assert [line for line in said.err.splitlines() if line.startswith("  file      ") and sentence in line]
-    assert read_results(tmp_path / "out")[0].mended == network.source.repairs
+    assert read_results(tmp_path / "out")[0].repairs == network.source.repairs
     (file,) = (tmp_path / "c").glob("*.jsonl.gz")
     certificate = gzip.decompress(file.read_bytes())
     assert b'"split"' in certificate
@@ -240,7 +240,7 @@ def test_a_table_of_other_columns_gets_no_lines(tmp_path: Path) -> None:
     table = tmp_path / "certificates.csv"
     earlier = table.read_text().replace(",other", "")
     table.write_text(earlier)
-    with pytest.raises(InputError, match="other columns"):
+    with pytest.raises(InputError, match="those of another version"):
         certificates.Certificates(tmp_path)
     assert table.read_text() == earlier
 

@@ -78,10 +78,10 @@ def test_answers(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--delta", str(10 * seen)], "unsat"),
         (["--delta", str(0.9 * seen)], "sat"),
         (["--delta", str(10 * seen), "--arithmetic", "float32"], "unsat"),
-        (["--delta", "0.5", "--joint", "100"], "unsat"),
+        (["--delta", "0.5", "--family", "100"], "unsat"),
     ):
         # A family alone is compared with its limit.
-        assert main([a, *([] if "--joint" in asked else [b]), *boxes, *asked]) == 0
+        assert main([a, *([] if "--family" in asked else [b]), *boxes, *asked]) == 0
         name, _, found, _ = capsys.readouterr().out.strip().split(",")
         assert (name, found) == ("box 0", answer)
     assert main([a, a, "--spec", str(files / "p.vnnlib"), "--delta", "1e-3"]) == 0
@@ -92,7 +92,7 @@ def test_answers(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_certificates_of_two_networks(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Written and accepted, and once more by the checker alone; not for another δ."""
     a, kept = str(files / "a.onnx"), str(tmp_path / "kept")
-    for second, more in (("b.onnx", []), ("int8.onnx", []), ("a.onnx", ["--joint", "50"]), ("b.onnx", ["--top1"])):
+    for second, more in (("b.onnx", []), ("int8.onnx", []), ("a.onnx", ["--family", "50"]), ("b.onnx", ["--top1"])):
         asked = more if "--top1" in more else ["--delta", "5", *more]
         assert main([a, str(files / second), "--spec", str(files / "near.vnnlib"), *asked, "--certificates", kept]) == 0
         shown = capsys.readouterr()
@@ -110,12 +110,12 @@ def test_certificates_of_two_networks(files: Path, tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["a.onnx", "other.onnx", "--spec", "p.vnnlib"], "are not compared"),
+        (["a.onnx", "other.onnx", "--spec", "p.vnnlib"], "cannot be compared: their shapes differ"),
         (["a.onnx", "b.onnx", "--spec", "none.vnnlib"], "none.vnnlib: no such file"),
         (["a.onnx", "none.onnx", "--spec", "p.vnnlib"], "none.onnx: no such file"),
         (["a.onnx", "p.vnnlib", "--spec", "p.vnnlib"], "p.vnnlib: "),
         (["a.onnx", "b.onnx", "--spec", "p.vnnlib", "--arithmetic", "float33"], "unknown arithmetic"),
-        (["a.onnx", "b.onnx", "--data", "images.npz", "--images", "4", "--eps", "1"], "no image 4"),
+        (["a.onnx", "b.onnx", "--data", "images.npz", "--images", "4", "--eps", "1"], "image 4 does not"),
         (["a.onnx", "b.onnx", "--spec", "p.vnnlib", "--delta", "1", "--method", "none"], "unknown method"),
         (["a.onnx", "--spec", "p.vnnlib"], "a second network is needed"),
         (["a.onnx", "b.onnx"], "--spec --data"),

@@ -1,4 +1,4 @@
-"""The scripts of examples/ and the code of docs/harden.md and docs/properties.md do what they show."""
+"""The scripts of examples/ and the code of docs/harden.md and docs/reference.md do what they show."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_the_code_about_hardening_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert [result.answer for result in names["results"]].count("unsat") >= 4
 
 
-def test_the_code_about_properties_runs() -> None:
-    names = run_page("properties.md")
+def test_the_code_of_the_python_page_runs() -> None:
+    names = run_page("reference.md")
     radii, large = names["radii"], names["large"]
     assert names["box"].output_size == 2 and (radii.certified > 0).all()
     assert not any(r.answer == "sat" and radius > 0.1 for r, radius in zip(large, radii.certified, strict=True))

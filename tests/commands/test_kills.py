@@ -28,7 +28,7 @@ sys.stdin.read()
 def test_a_folder_is_one_campaigns_until_that_is_over_or_killed(tmp_path: Path) -> None:
     with Process(["-c", LOCKED, tmp_path]) as process:
         assert process.stdout.readline() == "open\n"
-        with pytest.raises(InputError, match="another campaign is running in this folder"):
+        with pytest.raises(InputError, match="another campaign runs in this folder"):
             Store(tmp_path)
         process.kill()
         process.wait()

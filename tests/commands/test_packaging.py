@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -79,3 +80,13 @@ def test_every_requirement_is_pinned() -> None:
     extras = [r for requirements in PROJECT["optional-dependencies"].values() for r in requirements]
     wanted = {Requirement(r).name.lower() for r in [*PROJECT["dependencies"], *extras]}
     assert wanted - {PROJECT["name"]} <= pins().keys()
+
+
+def test_the_version_is_the_same_in_every_file() -> None:
+    found = {
+        "CITATION.cff": r"^version: (\S+)$",
+        "CHANGELOG.md": r"^## (\S+)$",
+        "verifiable_relu/__init__.py": r'^__version__ = "(\S+)"$',
+    }
+    versions = {name: re.findall(rule, (ROOT / name).read_text("utf-8"), re.M)[:1] for name, rule in found.items()}
+    assert versions == {name: [PROJECT["version"]] for name in found}

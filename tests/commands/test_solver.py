@@ -191,7 +191,7 @@ def test_bad_requests_are_one_line_and_status_2(folder: Path, capsys: pytest.Cap
     apart = f"--network=g={folder / 'other.onnx'}"
     for text, networks, said in (
         (good, [], "no network is named"),
-        (good, [f, "--net", "f.onnx"], "either --net or --network"),
+        (good, [f, "--net", "f.onnx"], "give either --net or --network, not both"),
         (good, [f, apart], "'g' equals 'f'"),
         (own, [f], "no file for the network 'g'"),
         (own, [f, apart, other], "no network 'h'"),

@@ -52,7 +52,7 @@ def logits(model: nn.Module, x: Tensor) -> Tensor:
 def test_an_image_model_goes_the_whole_way(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = make(), torch.rand(8, 3, 8, 8)
-    hardened = harden(model, (x, logits(model, x).argmax(1)), epochs=1, patience=0)
+    hardened = harden(model, (x, logits(model, x).argmax(1)), epochs=1, change_timeout=0)
     torch.save(hardened.model.state_dict(), tmp_path / "weights.pt")
     loaded = substitute_relu(make())
     loaded.load_state_dict(torch.load(tmp_path / "weights.pt"))
@@ -68,7 +68,7 @@ def test_an_image_model_goes_the_whole_way(make: Callable[[], nn.Module], tmp_pa
 def test_a_language_model_goes_the_whole_way(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, tokens = bert(), torch.randint(0, 20, (8, 4))
-    hardened = harden(model, [(tokens, logits(model, tokens).argmax(1))], epochs=1, patience=0)
+    hardened = harden(model, [(tokens, logits(model, tokens).argmax(1))], epochs=1, change_timeout=0)
     relu: Any = hardened.model
     relu.save_pretrained(tmp_path)
     loaded: Any = type(model).from_pretrained(tmp_path)  # type: ignore[attr-defined]

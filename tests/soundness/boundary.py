@@ -21,7 +21,7 @@ from tests.support.exact import DIGITS, exact_outputs
 from tests.support.families import least_lambdas, member
 from tests.support.nets import Chain, as_fractions
 from verifiable_relu.ir.functions import Function, Hardened, Smooth, function
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.linear import Dense
 from verifiable_relu.ir.network import Affine, Network, Op
 from verifiable_relu.spec.property import Box, Property, Query, Row
@@ -42,8 +42,8 @@ LINEAR = KINDS[:4]
 def drawn_function(rng: np.random.Generator, kind: str, size: int) -> Function:
     """A function of a kind over so many neurons, with extreme parameters."""
 
-    def slopes(numbers: np.ndarray | float) -> Kinked:
-        return Kinked(torch.tensor(numbers, dtype=torch.float64))
+    def slopes(numbers: np.ndarray | float) -> PiecewiseLinear:
+        return PiecewiseLinear(torch.tensor(numbers, dtype=torch.float64))
 
     match kind:
         case "LeakyRelu":
@@ -98,7 +98,7 @@ def kink(rng: np.random.Generator, kind: str) -> tuple[Network, np.ndarray, np.n
     chain, size = Chain(1), int(rng.integers(1, 4))
     far = float(rng.choice([1.0, 1e-30, 1e30, rng.uniform(0.5, 2)]))
     made = drawn_function(rng, kind, size)
-    steep = max(1.0, float(made.slope_below.abs().max())) if isinstance(made, Kinked) else 1.0
+    steep = max(1.0, float(made.slope_below.abs().max())) if isinstance(made, PiecewiseLinear) else 1.0
     near = far / steep * 2.0 ** -int(rng.integers(0, 12))
     sign = float(rng.choice([1, 1, -1]))
     chain.linear(torch.from_numpy(sign * np.abs(rng.choice([1.0, 1.0, 0.25, rng.uniform(0.5, 2)], size=(size, 1)))))
@@ -120,7 +120,7 @@ def steep(rng: np.random.Generator) -> tuple[Network, np.ndarray, np.ndarray]:
     """
     size = int(rng.integers(1, 4))
     made = drawn_function(rng, "SteepPRelu", size)
-    assert isinstance(made, Kinked)
+    assert isinstance(made, PiecewiseLinear)
     far = rng.choice([1.0, 1e-30, 1e30, rng.uniform(0.5, 2)], size=size)
     near = far / made.slope_below.abs().numpy() * 2.0 ** -rng.integers(0, 12, size=size)
     chain = Chain(size)

@@ -206,16 +206,26 @@ NO_PROOF = Hook("search.solvers.milp:QuerySearch.run", lambda right, search: rep
 
 FAULTS: tuple[Fault, ...] = (
     # relax
-    Fault("relax: a floor too high", "corners", instead("ir.functions.kinked:Kinked.floor", _moved(0.25))),
-    Fault("relax: a top too low", "corners", instead("ir.functions.kinked:Kinked.top", _moved(-0.25))),
-    Fault("relax: an image too small", "corners", instead("ir.functions.kinked:Kinked.image", _narrower)),
+    Fault(
+        "relax: a floor too high",
+        "corners",
+        instead("ir.functions.piecewise_linear:PiecewiseLinear.floor", _moved(0.25)),
+    ),
+    Fault(
+        "relax: a top too low", "corners", instead("ir.functions.piecewise_linear:PiecewiseLinear.top", _moved(-0.25))
+    ),
+    Fault(
+        "relax: an image too small",
+        "corners",
+        instead("ir.functions.piecewise_linear:PiecewiseLinear.image", _narrower),
+    ),
     Fault("relax: a curve's floor too high", "smooth corners", _smooth("floor", _moved(0.1))),
     Fault("relax: a curve's top too low", "smooth corners", _smooth("top", _moved(-0.1))),
     Fault("relax: a curve's image too small", "smooth corners", _smooth("image", _narrower)),
     Fault(
         "relax: a maximum is at most another of its candidates",
         "corners",
-        instead("bounds.steps:MaximumStep._of", lambda right, index, sample: right(index.flip(1), sample)),
+        instead("bounds.steps:of_samples", lambda right, index, sample: right(index.flip(1), sample), here=True),
     ),
     Fault(
         "relax: a difference of two functions without its band",

@@ -19,7 +19,7 @@ from tests.support.exact import DIGITS, exact_outputs, exact_values
 from verifiable_relu.bounds.backward import Relaxation
 from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
 from verifiable_relu.bounds.zonotopes import Zonotopes
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.network import Network
 from verifiable_relu.ir.transform import NetworkPart, combine, without_repeated
 from verifiable_relu.search.property_rows import input_box
@@ -131,7 +131,7 @@ def point_cases(rng: np.random.Generator, *, decimal: bool = False) -> list[Case
     made = []
     for network in nets.pieces(rng, nets.eighths(rng)):
         network = nets.with_functions(
-            network, lambda f, _: f if f.kind == "Relu" or f.slope_below.ndim else Kinked(torch.tensor(0.25))
+            network, lambda f, _: f if f.kind == "Relu" or f.slope_below.ndim else PiecewiseLinear(torch.tensor(0.25))
         )
         x = [Fraction(int(k), 10 if decimal else 8) for k in rng.integers(-12, 13, size=network.input_size)]
         y = exact_outputs(network, x)

@@ -1,6 +1,6 @@
 """The test cases that the ONNX standard has for its operators, as the ``onnx`` package computes them.
 
-python -m tests.soundness.onnx_standard > docs/standard.md
+``python -m tests.soundness.onnx_standard`` prints the last section of ``docs/operators.md``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import functools
 import io
 import re
+import textwrap
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from onnx.backend.test.case import node as standard
 from onnx.reference.ops import op_pool_common
 
 from verifiable_relu.errors import InputError
-from verifiable_relu.ir.functions import Kinked, StepFunction
+from verifiable_relu.ir.functions import PiecewiseLinear, StepFunction
 from verifiable_relu.ir.network import Elementwise, Maximum, Network, Product
 from verifiable_relu.readers import read_onnx
 
@@ -185,50 +186,59 @@ def _group(network: Network) -> str:
     if any(isinstance(op, Product) for op in network.ops):
         return "products"
     functions = [op.function for op in network.ops if isinstance(op, Elementwise)]
-    if not all(isinstance(function, Kinked | StepFunction) for function in functions):
+    if not all(isinstance(function, PiecewiseLinear | StepFunction) for function in functions):
         return "smooth"
     if any(isinstance(function, StepFunction) for function in functions):
         return "steps"
     return "pieces" if functions or any(isinstance(op, Maximum) for op in network.ops) else "affine"
 
 
-def page() -> str:
-    """The page of the documentation with the figures, and with what is refused and why."""
+HEADING = "## The cases of the ONNX standard"
+"""Begins the last section of the page of operators, which ``section`` makes."""
+
+_UNREAD, _RUNTIME, _OTHERS = "the operator is not read", "onnxruntime refuses the file", "several operators"
+
+
+def section() -> str:
+    """Return the section of the documentation with the figures, and with what is refused and why."""
     every = answers()
-    agree, refused = (sum(a.right for a in every), sum(a.refused is not None for a in every))
+    agree, refused = sum(a.right for a in every), [a for a in every if a.refused is not None]
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
-    for answer in every:
-        if answer.refused is not None:
-            reasons[answer.operators][_reason(answer.refused)] += 1
-    read = Counter(answer.operators for answer in every if answer.refused is None)
-    lines = [
-        "# The cases of the ONNX standard",
-        "",
-        "Printed by `python -m tests.soundness.onnx_standard`; a test compares. The `onnx` package has test cases for "
-        "every operator. Asked are those with one output, whose first input is of real numbers: that input is free, "
-        "the others are constants.",
-        "",
-        f"Of {len(_collected())} cases of onnx {onnx.__version__}, {len(every)} are of that form: {agree} are read and "
-        f"agree, {len(every) - agree - refused} differ, {refused} are refused. The others have several outputs, inputs "
-        "that are no real numbers, or no inputs.",
-        "",
-        "| operators of a refused case | refused | agree | most frequent reason |",
-        "|---|---:|---:|---|",
+    for answer in refused:
+        # A case of several operators is a function of the standard, written out.
+        reasons[_reason(answer.refused or "")][answer.operators if " " not in answer.operators else _OTHERS] += 1
+    paragraphs = [
+        "The `onnx` package has test cases for every operator. Those with one output and a first input of real numbers "
+        "are tried: this input is free, the others are constants. (*Several operators* are a function of the standard, "
+        "written out.) `python -m tests.soundness.onnx_standard` prints this section.",
+        f"Of the {len(_collected())} cases of onnx {onnx.__version__}, {len(every)} are of that form: {agree} are read "
+        f"and agree, {len(every) - agree - len(refused)} differ, {len(refused)} are refused.",
+        f"**Not read** ({reasons[_UNREAD].total()} cases): {_named(reasons.pop(_UNREAD))}.",
+        f"**Refused by onnxruntime** ({reasons[_RUNTIME].total()}): {_named(reasons.pop(_RUNTIME))}.",
     ]
-    for operators, why in sorted(reasons.items()):
-        shown = operators if len(operators) <= 60 else operators[:58] + " …"
-        reason = why.most_common(1)[0][0].replace("|", "\\|")
-        lines.append(f"| {shown} | {why.total()} | {read[operators]} | {reason} |")
-    return "\n".join(lines) + "\n"
+    rows = sorted(reasons.items(), key=lambda row: (-row[1].total(), row[0]))
+    table = [f"| {reason} | {found.total()} | {_named(found)} |" for reason, found in rows]
+    wrapped = "\n\n".join(textwrap.fill(text, 120, break_on_hyphens=False) for text in paragraphs)
+    head = ["| other reason | cases | operators |", "|---|---:|---|"]
+    return "\n".join([HEADING, "", wrapped, "", *head, *table]) + "\n"
+
+
+def _named(found: Counter[str]) -> str:
+    return ", ".join(sorted(found, key=lambda operator: (operator == _OTHERS, operator)))
 
 
 def _reason(error: str) -> str:
-    """An error without the name of the node, which is that of a case, and without what other programs say."""
+    """Return an error without the name of the node and the numbers of a case, and without other programs' words."""
     for whose in ("onnxruntime", "the ONNX checker"):
         if f"{whose} refuses the file" in error:
             return f"{whose} refuses the file"
-    return re.sub(r"^(node|input|output|initializer) '[^']*'( \(\w+\))?: ", "", error)[:110]
+    error = re.sub(r"^(node|input|output|initializer) '[^:]*: (not supported: )?", "", error)
+    if re.fullmatch(r"version \d+ of this operator|.* 0 versions of the standard operators .*", error):
+        return _UNREAD
+    error = re.sub(r"^(its attribute \w+) = .*", r"\1 has another value", error)
+    error = re.sub(r"^of shape \(.*\): |, \[.*\]$", "", error)
+    return error.replace("|", "\\|")
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(section(), end="")

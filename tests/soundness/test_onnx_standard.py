@@ -14,7 +14,7 @@ from . import onnx_standard
 AGREE = 560
 """So many of them at least are read."""
 
-PAGE = Path(__file__).parents[2] / "docs" / "standard.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 
 
 def test_the_standards_cases_have_their_results_or_are_refused() -> None:
@@ -39,4 +39,4 @@ def test_the_documentation_has_the_figures_of_the_standards_cases() -> None:
     written = PAGE.read_text(encoding="utf-8")
     if f"onnx {onnx.__version__}," not in written:
         pytest.skip("another version of onnx has other cases")
-    assert written == onnx_standard.page()
+    assert written[written.find(onnx_standard.HEADING) :] == onnx_standard.section()

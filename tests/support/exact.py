@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from verifiable_relu.ir.functions.function import Function
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.functions.smooth import Hardened, Smooth
 from verifiable_relu.ir.functions.steps import StepFunction
 from verifiable_relu.ir.interval import Interval
@@ -110,7 +110,7 @@ def _smooth(function: Smooth, value: Fraction) -> Fraction:
 def function_values(function: Function, x: np.ndarray) -> np.ndarray:
     """The values of a function of exact numbers (n,), those of smooth ones to ``DIGITS`` digits; a family's limit's."""
     match function:
-        case Kinked():
+        case PiecewiseLinear():
             return np.where(x > 0, x, exact(function.slope_below, len(x)) * x)
         case Smooth():
             return np.array([_smooth(function, v) for v in x], dtype=object)
@@ -183,7 +183,7 @@ def exact_forms(network: Network, unstable: set[tuple[int, int]], x: Sequence[Fr
 
 def below(function: Function, size: int) -> np.ndarray:
     """The slopes of a kinked function below zero."""
-    assert isinstance(function, Kinked)
+    assert isinstance(function, PiecewiseLinear)
     return exact(function.slope_below, size)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.support.nets import Chain
 from verifiable_relu.ir.families import least_lambdas
 from verifiable_relu.ir.functions import Hardened, Smooth
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Elementwise, Network
 from verifiable_relu.readers.builder import Value
@@ -130,7 +130,7 @@ def member(family: Network, lams: Sequence[float | None]) -> Network:
     """The member of a set of networks with these λ, one per layer; None stands for ReLU."""
     left = iter(lams)
     ops = [
-        replace(op, function=Kinked() if (lam := next(left)) is None else Smooth("GELU", float(lam)))
+        replace(op, function=PiecewiseLinear() if (lam := next(left)) is None else Smooth("GELU", float(lam)))
         if isinstance(op, Elementwise) and isinstance(op.function, Hardened)
         else op
         for op in family.ops

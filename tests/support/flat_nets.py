@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.ir.functions.function import Function
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Convolution, Dense
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Source, Sum
@@ -44,20 +44,22 @@ def relu_layers(
     ops: list[Op] = [Input(name="x", size=len(layers[0][0][0]))]
     for number, (weight, bias) in enumerate(layers):
         if number:
-            ops.append(Elementwise(name=f"r{number}", inputs=(len(ops) - 1,), size=ops[-1].size, function=Kinked()))
+            ops.append(
+                Elementwise(name=f"r{number}", inputs=(len(ops) - 1,), size=ops[-1].size, function=PiecewiseLinear())
+            )
         map, last = Dense(torch.tensor(weight, dtype=dtype)), len(ops) - 1
         offset = torch.tensor(bias, dtype=dtype)
         ops.append(Affine(name=f"l{number}", inputs=(last,), size=len(bias), map=map, bias=offset))
     return network(ops)
 
 
-def leaky(rng: np.random.Generator, size: int) -> Kinked:
+def leaky(rng: np.random.Generator, size: int) -> PiecewiseLinear:
     """LeakyReLU with a slope for each neuron, some above 1 and some below 0."""
-    return Kinked(torch.from_numpy(rng.choice(SLOPES, size).astype(np.float32)))
+    return PiecewiseLinear(torch.from_numpy(rng.choice(SLOPES, size).astype(np.float32)))
 
 
 def mlp(rng: np.random.Generator, kind: str = "relu", sizes: Sequence[int] = (4, 7, 6, 2)) -> Network:
-    functions = [Kinked() if kind == "relu" else leaky(rng, size) for size in sizes[1:-1]]
+    functions = [PiecewiseLinear() if kind == "relu" else leaky(rng, size) for size in sizes[1:-1]]
     return chain(rng, sizes, functions)
 
 
@@ -66,11 +68,11 @@ def residual(rng: np.random.Generator) -> Network:
     ops: list[Op] = [Input(name="x", size=8)]
     conv = Convolution(_numbers(rng, 2, 2, 2, 2), (2, 2, 2), (1, 1), (1, 0, 0, 1))
     ops.append(Affine(name="c0", inputs=(0,), size=conv.n_out, map=conv, bias=_numbers(rng, conv.n_out)))
-    ops.append(Elementwise(name="r0", inputs=(1,), size=8, function=Kinked()))
+    ops.append(Elementwise(name="r0", inputs=(1,), size=8, function=PiecewiseLinear()))
     again = Convolution(_numbers(rng, 2, 2, 2, 2), (2, 2, 2), (1, 1), (0, 1, 1, 0))
     ops.append(Affine(name="c1", inputs=(2,), size=again.n_out, map=again, bias=_numbers(rng, again.n_out)))
     ops.append(Sum(name="sum", inputs=(2, 3), size=8))
-    ops.append(Elementwise(name="r1", inputs=(4,), size=8, function=Kinked(torch.tensor(0.25))))
+    ops.append(Elementwise(name="r1", inputs=(4,), size=8, function=PiecewiseLinear(torch.tensor(0.25))))
     ops.append(Affine(name="fc", inputs=(5,), size=2, map=Dense(_numbers(rng, 2, 8)), bias=_numbers(rng, 2)))
     return network(ops)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.ir.functions import Function, function
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.linear import Dense
 from verifiable_relu.ir.network import Affine, Elementwise, Network, Op, Source, live
 from verifiable_relu.readers.builder import OpBuilder, Value
@@ -114,9 +114,9 @@ def drawn_function(kind: str, size: int, rng: np.random.Generator) -> Function:
     """A function of a kind with random parameters: "any" is any smooth one, "PRelu" has a slope for each neuron."""
     match kind:
         case "LeakyRelu":
-            return Kinked(torch.tensor(float(rng.choice([0.125, 0.01, 0.3]))))
+            return PiecewiseLinear(torch.tensor(float(rng.choice([0.125, 0.01, 0.3]))))
         case "PRelu":
-            return Kinked(torch.from_numpy(rng.choice([-0.5, 0.25, 0.5, 1.5], size)).float())
+            return PiecewiseLinear(torch.from_numpy(rng.choice([-0.5, 0.25, 0.5, 1.5], size)).float())
         case "GELU":
             return function("GELU", float(rng.choice([1.0, 3.0, 160.0])))
         case "any":
@@ -240,7 +240,7 @@ def pooled(rng: np.random.Generator, draw: Draw) -> Network:
     chain.add(chain.act(), chain.chosen(index[:, 1], chain.input))
     weight = draw((5, 3), 3).numpy() * rng.integers(0, 2, size=(5, 3))
     chain.made(build.sparse(chain.last, rng.integers(0, 4, size=(5, 3)), weight, (5,), draw((5,), 4).numpy()))
-    chain.act(Kinked(torch.tensor(-1.0)))
+    chain.act(PiecewiseLinear(torch.tensor(-1.0)))
     chain.linear(draw((2, 5), 5), draw((2,), 4))
     return chain.network("pooled")
 

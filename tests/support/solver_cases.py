@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 
 from tests.support import nets
 from tests.support.exact import exact_outputs
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.network import Elementwise, Input, Network
 from verifiable_relu.search.outcomes import Outcome, Verdict
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
@@ -45,7 +45,7 @@ def residual(rng: np.random.Generator) -> Network:
     chain.add(first, chain.conv(draw((2, 2, 2, 2), 1) / 2, draw((2,), 1) / 2, dilation=(2, 2), padding=(1, 1, 1, 1)))
     chain.transpose(1, 2, 0)
     chain.reshape(8)
-    chain.act(Kinked(torch.tensor(0.25)))
+    chain.act(PiecewiseLinear(torch.tensor(0.25)))
     chain.linear(draw((2, 8), 1), draw((2,), 1))
     return chain.network("residual")
 
@@ -132,7 +132,7 @@ def _affine(network: Network, active: dict[tuple[int, int], bool]) -> tuple[np.n
         if isinstance(op, Input):
             values.append(points)
         elif isinstance(op, Elementwise):
-            assert isinstance(op.function, Kinked)
+            assert isinstance(op.function, PiecewiseLinear)
             side = torch.tensor([active[index, i] for i in range(op.size)])
             constraints.append(torch.where(side, -xs[0], xs[0]))
             values.append(torch.where(side, xs[0], xs[0] * op.function.slope_below.double()))

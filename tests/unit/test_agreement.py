@@ -10,7 +10,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from verifiable_relu.campaign.inputs import believe
+from verifiable_relu.campaign.inputs import compare_on_boxes
 from verifiable_relu.errors import InputError
 from verifiable_relu.ir.network import Affine, Op
 from verifiable_relu.readers import read_onnx
@@ -94,14 +94,14 @@ def test_a_misreading_that_shows_in_the_propertys_box_alone_is_found_there(monke
     monkeypatch.setitem(CONVERTERS, ("Neg", 13), capped)
     network = read_onnx(file([helper.make_node("Neg", ["x"], ["y"])], 3, {}))
     near, far = (Property(Box(np.full(3, low), np.full(3, low + 1.0)), ()) for low in (0.0, 5000.0))
-    believe(network, (near,))
+    compare_on_boxes(network, (near,))
     with pytest.raises(InputError, match="at a point of the property's box"):
-        believe(network, (near, far))
+        compare_on_boxes(network, (near, far))
 
 
 def test_a_box_beyond_float32_is_not_compared() -> None:
     network = read_onnx(file([helper.make_node("Relu", ["x"], ["y"])], 3, {}))
-    believe(network, (Property(Box(np.full(3, 1e39), np.full(3, 2e39)), ()),))
+    compare_on_boxes(network, (Property(Box(np.full(3, 1e39), np.full(3, 2e39)), ()),))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -110,7 +110,7 @@ def test_rounding_alone_never_refuses_a_network(depth: int, width: int, scale: f
     data = chain(depth, width, scale, dtype)
     network = read_onnx(data)
     box = Box(np.full(width, -3.0), np.full(width, 3.0))
-    believe(network, (Property(box, ()),))
+    compare_on_boxes(network, (Property(box, ()),))
 
 
 @pytest.mark.parametrize("seed", [2, 7, 11])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import verifiable_relu
-from verifiable_relu import Around, certified_radius, verify, verify_properties, verify_radii
+from verifiable_relu import Perturbation, certified_radius, verify, verify_properties, verify_radii
 from verifiable_relu.bounds.backward import MEMORY
 from verifiable_relu.campaign import Result
 from verifiable_relu.campaign.inputs import chosen
@@ -77,8 +77,8 @@ def test_the_ends_of_what_is_asked() -> None:
     assert verify(MODEL, np.zeros((0, 1, 2, 2)), [], 0.1) == []
     (wrong,) = verify(MODEL, DARK[None], [1], 0)
     assert wrong.counterexample is not None and (wrong.counterexample == DARK).all()
-    ranges = [Around(), Around(clip=(0, Fraction(15, 32)))]
-    answers = [verify(MODEL, GREY[None], [0], 0.25, "crown", around=around)[0].verdict for around in ranges]
+    ranges = [Perturbation(), Perturbation(clip=(0, Fraction(15, 32)))]
+    answers = [verify(MODEL, GREY[None], [0], 0.25, "crown", perturbation=each)[0].verdict for each in ranges]
     assert answers == [Verdict.UNKNOWN, Verdict.UNSAT]
     # What intervals prove, they prove before anybody looks at the clock.
     reasons = {r.reason for r in verify(MODEL, IMAGES, LABELS, 0.125, timeout=1e-9)}
@@ -92,7 +92,7 @@ def test_what_people_bring_and_take_home() -> None:
     check(found)
     assert {**found.summary, "seconds": 0} == {"asked": 3, "certified": 2, "refuted": 1, "undecided": 0, "seconds": 0}
     assert repr(found).startswith("<Results: 3 asked, 2 certified, 1 refuted, 0 undecided, ")
-    assert repr(found[2]).startswith("<Result: sat (refuted by ")
+    assert repr(found[2]).startswith("<Result: sat (violated, found by ")
     (one,) = verify(MODEL, DARK, 0, eps="0.125")
     assert one.verdict is Verdict.UNSAT
     assert set(dir(verifiable_relu)) == set(verifiable_relu.__all__) and not hasattr(verifiable_relu, "nothing")
@@ -100,7 +100,7 @@ def test_what_people_bring_and_take_home() -> None:
         verify(MODEL, IMAGES, LABELS, eps="wide")
     with pytest.raises(InputError, match="eps is '1e999999999'"):
         verify(MODEL, IMAGES, LABELS, eps="1e999999999")
-    with pytest.raises(InputError, match="no others are given"):
+    with pytest.raises(InputError, match="leave out labels="):
         verify(MODEL, torch.utils.data.DataLoader(pairs), LABELS, eps=0.1)
 
 
@@ -189,8 +189,8 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         *(({"images": images}, "images") for images in (None, "abc", [[1], [2, 3]], [None], torch.ones(3, 4).cfloat())),
         ({"images": IMAGES.astype(np.longdouble)}, "64 bits"),
         ({"images": np.full((3, 1, 2, 2), 2**60)}, "beyond 2"),
-        *(({"joint": joint}, "joint") for joint in (None, "160", {1: 2}, [[1.0]], [None], 1j, object())),
-        *(({"joint": joint}, "λ must be|values of λ") for joint in (0, [], 0.5)),
+        *(({"family": family}, "family") for family in (None, "160", {1: 2}, [[1.0]], [None], 1j, object())),
+        *(({"family": family}, "λ must be|values of λ") for family in (0, [], 0.5)),
         *(({"method": method}, "method") for method in (None, 3, ["auto"], b"auto")),
         *(({"device": device}, "device") for device in (None, 0, ["cpu"])),
         ({"model": "none.onnx"}, "none.onnx: no such file"),
@@ -206,7 +206,7 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
         ({"model": nn.Sequential(nn.FractionalMaxPool2d(1, output_size=1), nn.Flatten())}, "fractional_max_pool2d"),
         ({"model": nn.Sequential(nn.Flatten(), nn.LazyLinear(2))}, "lazy"),
         ({"model": nn.ModuleList([MODEL])}, "ModuleList"),
-        ({"around": 3}, "around is 3"),
+        ({"perturbation": 3}, "must be a Perturbation, not 3"),
         ({"normalize": 3}, "normalize is a pair"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(4, 1))}, "1 output"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(5, 2))}, "5|shape"),
@@ -215,8 +215,8 @@ NAN = np.where(np.arange(4).reshape(1, 1, 2, 2) == 2, np.nan, 0.5)
 def test_bad_arguments_are_refused(changed: dict[str, Any], complaint: str) -> None:
     arguments: dict[str, Any] = {"model": MODEL, "images": IMAGES, "labels": LABELS, "eps": 0.125} | changed
     with pytest.raises(InputError, match=complaint) as caught:
-        around = {name: arguments.pop(name) for name in vars(Around()) if name in arguments}
-        verify(**{"around": Around(**around), **arguments})
+        perturbation = {name: arguments.pop(name) for name in vars(Perturbation()) if name in arguments}
+        verify(**{"perturbation": Perturbation(**perturbation), **arguments})
     assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
 
 
@@ -231,7 +231,7 @@ def test_what_is_no_property_is_refused(asked: Any) -> None:
 
 def test_several_radii_take_no_other_radius() -> None:
     for ask in (certified_radius, partial(verify_radii, radii=[0.1])):
-        with pytest.raises(InputError, match="eps has no meaning"):
+        with pytest.raises(InputError, match="eps= is an argument of verify alone"):
             ask(MODEL, IMAGES, LABELS, eps=0.1)
 
 
@@ -239,7 +239,8 @@ def test_several_radii_take_no_other_radius() -> None:
 def test_numbers_of_numpy_and_torch_are_numbers() -> None:
     for eps in (np.float64(0.125), np.float32(0.125), torch.tensor(0.125), np.array(0.125), Fraction(1, 8)):
         for clip in ((0, 1), np.array([0.0, 1.0]), torch.tensor([0, 1]), [np.float32(0), Fraction(1)]):
-            found = verify(MODEL, IMAGES[:1], LABELS[:1], eps, "crown", np.float64(60), around=Around(clip=clip))  # type: ignore[arg-type]
+            ball = Perturbation(clip=clip)  # type: ignore[arg-type]
+            found = verify(MODEL, IMAGES[:1], LABELS[:1], eps, "crown", np.float64(60), perturbation=ball)  # type: ignore[arg-type]
             assert found[0].verdict is Verdict.UNSAT
     half = [torch.tensor(IMAGES).to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64)]
     for images in (*half, IMAGES.tolist()):

@@ -17,7 +17,7 @@ from torch import nn
 from tests.support.asking import claims
 from tests.support.nets import Chain
 from verifiable_relu import (
-    Around,
+    Perturbation,
     certified_radius,
     plot_certified,
     plot_times,
@@ -62,15 +62,14 @@ def test_the_radius_of_a_linear_classifier_is_the_margin_over_the_dual_norm(norm
     x = np.array([[1.0, 2.0]])
     exact = 10 / dual  # 3 + 8 − 1 is the margin.
     inside, outside = exact * (1 - 1e-6), exact * (1 + 1e-2)
-    (proved,) = verify(PLANE, x, [0], inside, "crown", around=Around(clip=WIDE, norm=norm))
+    (proved,) = verify(PLANE, x, [0], inside, "crown", perturbation=Perturbation(clip=WIDE, norm=norm))
     assert proved.answer == "unsat" and proved.trust is Trust.ROUNDED and proved.margin is not None
     assert proved.margin <= (exact - inside) * dual + 1e-9
-    (refuted,) = verify(PLANE, x, [0], outside, around=Around(clip=WIDE, norm=norm))
+    (refuted,) = verify(PLANE, x, [0], outside, perturbation=Perturbation(clip=WIDE, norm=norm))
     assert refuted.answer == "sat" and refuted.counterexample is not None
     assert np.linalg.norm(refuted.counterexample.astype(float) - x[0], float(dual and _order(norm))) <= outside
-    found = certified_radius(
-        PLANE, x, [0], upper=7, tolerance=Fraction(1, 64), method="auto", around=Around(clip=WIDE, norm=norm)
-    )
+    ball = Perturbation(clip=WIDE, norm=norm)
+    found = certified_radius(PLANE, x, [0], upper=7, tolerance=Fraction(1, 64), method="auto", perturbation=ball)
     assert found.certified[0] <= exact <= found.refuted[0] <= found.certified[0] + 0.2
 
 
@@ -87,7 +86,7 @@ def test_balls_are_never_proved_that_hold_a_counterexample() -> None:
         with torch.no_grad():
             labels = net(torch.from_numpy(x)).argmax(1).numpy()
         radii = rng.uniform(0.02, 0.6, 12)
-        results = verify(net, x, labels, radii, timeout=10, around=Around(norm=order))
+        results = verify(net, x, labels, radii, timeout=10, perturbation=Perturbation(norm=order))
         assert set(answers(results)) >= {"sat", "unsat"}
         for center, label, radius, result in zip(x, labels, radii, results, strict=True):
             d = (
@@ -114,7 +113,7 @@ def test_a_ball_is_part_of_the_question() -> None:
     edge = (Fraction(13, 20), Fraction(7, 10))  # A triangle of sides 3, 4 and 5.
     assert plain.admits(corner) and not round_.admits(corner)
     assert round_.admits(edge) and not diamond.admits(edge)
-    with pytest.raises(InputError, match="no L1 or L2 ball"):
+    with pytest.raises(InputError, match="cannot describe an L1 or L2 ball"):
         write_vnnlib(round_, "nowhere.vnnlib")
 
 
@@ -134,21 +133,18 @@ def test_radii_of_images_and_pixels_and_masks() -> None:
     pixels[:, 0, 0, :] = np.array([0.2, 0.25, 0.3])[:, None]
     assert said(pixels) == said(torch.tensor(pixels)) == ["unsat", "sat", "sat"]
     mask = np.array([[True, False], [False, False]])
-    assert said(0.49, around=Around(mask=mask)) == ["unsat"] * 3 and said(0.5, around=Around(mask=mask)) == ["sat"] * 3
-    assert said(0.5, around=Around(mask=np.stack([mask[None], mask[None] * False, mask[None]]))) == [
-        "sat",
-        "unsat",
-        "sat",
-    ]
+    ball, fewer = Perturbation(mask=mask), Perturbation(mask=np.stack([mask[None], mask[None] * False, mask[None]]))
+    assert said(0.49, perturbation=ball) == ["unsat"] * 3 and said(0.5, perturbation=ball) == ["sat"] * 3
+    assert said(0.5, perturbation=fewer) == ["sat", "unsat", "sat"]
 
 
 def test_targets() -> None:
     net = linear([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], [0.0, 0.0, 0.25])
     x = np.array([[0.75, 0.5]])  # The outputs are the inputs, and 1/4.
     assert answers(verify(net, x, [0], 0.2)) == ["sat"]
-    assert answers(verify(net, x, eps=0.2, around=Around(targets=[1]))) == ["sat"]
-    assert answers(verify(net, x, eps=0.2, around=Around(targets=[2]))) == ["unsat"]
-    assert answers(verify(net, x, [0], eps=0.5, around=Around(targets=[2]))) == ["sat"]
+    assert answers(verify(net, x, eps=0.2, perturbation=Perturbation(targets=[1]))) == ["sat"]
+    assert answers(verify(net, x, eps=0.2, perturbation=Perturbation(targets=[2]))) == ["unsat"]
+    assert answers(verify(net, x, [0], eps=0.5, perturbation=Perturbation(targets=[2]))) == ["sat"]
 
 
 @pytest.mark.thorough
@@ -157,15 +153,16 @@ def test_masks_and_targets_stay_with_their_images_where_others_are_decided() -> 
     net = linear([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], [0.0, 0.0, -9.0])
     x, labels = np.array([[0.5, 0.5], [0.75, 0.5], [0.875, 0.25], [0.75, 0.5]]), [0, 0, 0, 0]
     mask = np.array([[True, True], [True, True], [True, False], [False, False]])
-    found = certified_radius(net, x, labels, method="auto", around=Around(mask=mask))
+    ball = Perturbation(mask=mask)
+    found = certified_radius(net, x, labels, method="auto", perturbation=ball)
     known = [0.0, 0.125, 0.625, 1.0]
     assert (found.certified <= known).all() and (found.certified >= np.array(known) - 1e-3).all()
-    several = verify_radii(net, x, labels, [0, 0.25, 0.5, 0.75], around=Around(mask=mask))
+    several = verify_radii(net, x, labels, [0, 0.25, 0.5, 0.75], perturbation=ball)
     assert [answers(row) for row in several] == [
         ["sat"] + ["sat" if r >= k else "unsat" for k in known[1:]] for r in (0, 0.25, 0.5, 0.75)
     ]
     targets = [2, 1, 1, 2]
-    found = certified_radius(net, x[[1, 1, 2, 2]], labels, method="auto", around=Around(targets=targets))
+    found = certified_radius(net, x[[1, 1, 2, 2]], labels, method="auto", perturbation=Perturbation(targets=targets))
     assert found.certified == pytest.approx([1, 0.125, 0.3125, 1], abs=1e-3)
 
 
@@ -206,7 +203,7 @@ def test_boxes_polytopes_and_files(tmp_path: Path) -> None:
 
 def test_several_radii_are_each_answered_from_the_last() -> None:
     x = np.array([[1.0, 2.0], [0.25, 0.5], [0.0, 0.0]])
-    found = verify_radii(PLANE, x, [0, 0, 0], [2, "1/8", 1, 0.125], method="auto", around=Around(clip=WIDE))
+    found = verify_radii(PLANE, x, [0, 0, 0], [2, "1/8", 1, 0.125], method="auto", perturbation=Perturbation(clip=WIDE))
     assert [answers(each) for each in found] == [
         ["sat", "sat", "sat"], ["unsat", "unsat", "sat"], ["unsat", "sat", "sat"], ["unsat", "unsat", "sat"]
     ]  # fmt: skip
@@ -220,7 +217,7 @@ def test_several_radii_are_each_answered_from_the_last() -> None:
         plot_certified(["1/8", 1], {"plane": found[:1]}, ax=axes)
     times = plot_times({"plane": found[1], "others": found[0]}, ax=Figure().subplots())
     assert [line.get_xdata().tolist() for line in times.lines] == [[1, 2, 3]] * 2  # type: ignore[union-attr]
-    radii = certified_radius(PLANE, x, [0, 0, 0], upper=1, method="auto", around=Around(clip=WIDE))
+    radii = certified_radius(PLANE, x, [0, 0, 0], upper=1, method="auto", perturbation=Perturbation(clip=WIDE))
     assert radii.certified[0] == 1 and radii.refuted[0] == math.inf
     assert radii.certified[1] == pytest.approx(1.75 / 7, abs=1e-3) and radii.certified[1] <= 1.75 / 7
     assert radii.certified[2] == 0 and radii.refuted[2] == 0
@@ -237,9 +234,9 @@ X = np.array([[0.5, 0.5]])
         (lambda: verify(PLANE, None), "verify_properties"),
         (lambda: verify(PLANE, X, [0], [0.1, 0.2]), "2 radii for 1 images.*verify_radii"),
         (lambda: verify(PLANE, X, [0], [[0.1, 0.2, 0.3]]), "does not fit images"),
-        (lambda: verify(PLANE, X, [0], 0.1, around=Around(mask=[True, True], norm=2)), "for norm=inf"),
-        (lambda: verify(PLANE, X, [0], [[0.1, 0.2]], around=Around(norm=2)), "one for each image"),
-        (lambda: verify_properties(PLANE, []), "no properties"),
+        (lambda: verify(PLANE, X, [0], 0.1, perturbation=Perturbation(mask=[True, True], norm=2)), "for norm=inf"),
+        (lambda: verify(PLANE, X, [0], [[0.1, 0.2]], perturbation=Perturbation(norm=2)), "one for each image"),
+        (lambda: verify_properties(PLANE, []), "no property is given"),
         (lambda: verify_properties(PLANE, "nowhere.vnnlib"), "nowhere.vnnlib"),
         (lambda: verify_properties(PLANE, box_property([0], [1], unsafe=([[1]], [0]))), "shape|input"),
         (lambda: box_property([0], [1, 2], unsafe=([[1]], [0])), "1 lower and 2 upper"),

@@ -36,16 +36,16 @@ def narrow() -> tuple[Network, Property]:
 def test_points_at_some_ends_of_the_box_lead_to_counterexamples_that_corners_do_not() -> None:
     network, prop = narrow()
     for seed in range(3):
-        point, margin = Pgd(screened=16384, seed=seed).search(network, [prop])
+        point, margin = Pgd(screened_points=16384, seed=seed).search(network, [prop])
         assert float(margin) < 0 and bool((network(point.float()) <= 0).all())
-    found = [Pgd(screened=16384, seed=1).search(network, [prop, prop])[0] for _ in range(2)]
+    found = [Pgd(screened_points=16384, seed=1).search(network, [prop, prop])[0] for _ in range(2)]
     assert torch.equal(found[0], found[1])
 
 
 def test_properties_without_unsafe_outputs_have_no_counterexample() -> None:
     network, prop = narrow()
     nothing = Property(prop.box, ())
-    _, margins = Pgd(steps=3, screened=16384).search(network, [nothing, prop, nothing])
+    _, margins = Pgd(steps=3, screened_points=16384).search(network, [nothing, prop, nothing])
     assert margins[0] == margins[2] == torch.inf and margins[1] < 0
 
 

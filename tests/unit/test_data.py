@@ -238,7 +238,7 @@ def test_the_files_own_test_images_are_taken_in_any_order_of_bytes(tmp_path: Pat
         ({"labels": None}, "no array 'labels'"),
         ({"images": np.full((60, 4, 4), 2.0)}, "outside of [0, 1]"),
         ({"images": np.zeros((60, 1, 1, 1, 4))}, "three axes"),
-        ({"images": np.zeros((5, 4, 4)), "labels": np.arange(5) % 2}, "none can be kept"),
+        ({"images": np.zeros((5, 4, 4)), "labels": np.arange(5) % 2}, "too few to keep"),
         ({"labels": np.zeros(60, int)}, "one class"),
         ({"labels": np.array([0, 1, 10**9] * 20)}, "image 2: the label is 1000000000, where classes from 0 to 99,999"),
         ({"labels": np.arange(60) - 1}, "image 0: the label -1 is below 0"),

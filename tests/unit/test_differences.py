@@ -19,7 +19,7 @@ from verifiable_relu.bounds.differences import Secants
 from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
 from verifiable_relu.ir.families import harden
 from verifiable_relu.ir.functions.function import Function
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.functions.smooth import Hardened, Smooth
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Dense
@@ -27,7 +27,7 @@ from verifiable_relu.ir.network import Affine, Elementwise, Network
 from verifiable_relu.ir.transform import NetworkPart, combine
 
 DTYPES = (torch.float64, torch.float32, None)
-RELU, LEAKY = Kinked(), Kinked(torch.tensor(0.1))
+RELU, LEAKY = PiecewiseLinear(), PiecewiseLinear(torch.tensor(0.1))
 KINDS: dict[str, tuple[Function, Function]] = {
     "relu": (RELU, RELU),
     "gelu to relu": (Smooth("GELU", 3.0), RELU),
@@ -148,7 +148,7 @@ FUNCTIONS: list[tuple[Function, Function]] = [
     (Smooth("SiLU"), Smooth("Mish")),
     (Smooth("Sigmoid"), Smooth("Sigmoid")),
     (Smooth("Exp"), Smooth("Exp")),
-    (Kinked(torch.tensor(-0.5)), Kinked(torch.tensor(-0.5))),
+    (PiecewiseLinear(torch.tensor(-0.5)), PiecewiseLinear(torch.tensor(-0.5))),
     (Hardened(Smooth("GELU", 3.0)), Hardened(Smooth("GELU", 3.0))),
 ]
 
@@ -164,7 +164,7 @@ def assert_lines_hold(f: Function, g: Function, dtype: torch.dtype) -> None:
     d[:, ::9], z[:, ::7] = d[:1, ::9], 0
     first, apart = Interval(z[:1], z[1:]), Interval(d[:1], d[1:])
     second = Interval(first.lower + apart.lower, first.upper + apart.upper)
-    lines = Secants.of(f, g, first, second).relaxation(apart, dtype)
+    lines = Secants.from_functions(f, g, first, second).relaxation(apart, dtype)
     shares = torch.rand(200, 2, count, generator=rng, dtype=torch.float64)
     shares[:4] = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]).double()[:, :, None]
     at, by = (ends[0] + shares[:, i] * (ends[1] - ends[0]) for i, ends in enumerate((z, d)))

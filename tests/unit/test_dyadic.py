@@ -39,7 +39,7 @@ def same(left: np.ndarray, right: np.ndarray) -> bool:
 
 @given(ARRAYS)
 def test_a_float_array_has_its_own_value(array: np.ndarray) -> None:
-    assert same(fractions(Dyadic.of(array)), exact(array))
+    assert same(fractions(Dyadic.from_floats(array)), exact(array))
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_the_ends_of_the_range_have_their_own_values(value: float, dtype: type) 
     with np.errstate(over="ignore"):
         array = np.array([value, 1.0, 0.1]).astype(dtype)
     array = array[np.isfinite(array)]
-    assert same(fractions(Dyadic.of(array)), exact(array.astype(np.float64)))
+    assert same(fractions(Dyadic.from_floats(array)), exact(array.astype(np.float64)))
 
 
 @given(ARRAYS)
 def test_the_exponent_is_the_largest_of_at_most_zero_that_leaves_integers(array: np.ndarray) -> None:
-    dyadic = Dyadic.of(array)
+    dyadic = Dyadic.from_floats(array)
     odd = [number % 2 for number in dyadic.numbers.flat]
     assert any(odd) or dyadic.exponent == 0
 
@@ -64,7 +64,7 @@ def test_the_exponent_is_the_largest_of_at_most_zero_that_leaves_integers(array:
 @given(PAIRS)
 def test_sums_differences_and_products_are_exact(pair: tuple[np.ndarray, np.ndarray]) -> None:
     left, right = pair
-    a, b = Dyadic.of(left), Dyadic.of(right)
+    a, b = Dyadic.from_floats(left), Dyadic.from_floats(right)
     assert same(fractions(a + b), np.asarray(exact(left) + exact(right), dtype=object))
     assert same(fractions(a - b), np.asarray(exact(left) - exact(right), dtype=object))
     assert same(fractions(a * b), np.asarray(exact(left) * exact(right), dtype=object))
@@ -76,7 +76,7 @@ def test_sums_differences_and_products_are_exact(pair: tuple[np.ndarray, np.ndar
     st.integers(1, 10**40),
 )
 def test_products_with_a_matrix_are_exact(matrix: np.ndarray, vector: np.ndarray, factor: int) -> None:
-    x = Dyadic.of(vector)
+    x = Dyadic.from_floats(vector)
     found = Dyadic(x.numbers * factor, x.exponent).weighed(matrix, 3, lambda a, b: b @ a.T)
     assert same(fractions(found), exact(matrix) @ (exact(vector) * factor))
 
@@ -93,6 +93,6 @@ def test_the_largest_sums_of_digits_are_exact(terms: int) -> None:
 
 @given(ARRAYS, st.integers(0, 2000))
 def test_a_smaller_exponent_changes_no_value(array: np.ndarray, less: int) -> None:
-    dyadic = Dyadic.of(array)
+    dyadic = Dyadic.from_floats(array)
     moved = Dyadic(np.asarray(dyadic.at(dyadic.exponent - less), dtype=object), dyadic.exponent - less)
     assert same(fractions(moved), exact(array))

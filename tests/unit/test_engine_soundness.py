@@ -16,7 +16,7 @@ from verifiable_relu.bounds import backward, patches, rows, steps
 from verifiable_relu.bounds.alpha import Ascent, ascend, search_slopes
 from verifiable_relu.bounds.backward import Relaxation, Slopes
 from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Convolution, Dense, Diagonal, Gather, LinearMap, Sparse
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Product, Source, Sum
@@ -54,7 +54,9 @@ class Build:
     def function(self, source: int, *below: float) -> int:
         slope = torch.tensor(below if len(below) > 1 else (*below, 0.0)[0], dtype=WIDE)
         size = self.ops[source].size
-        return self.put(Elementwise(name=f"f{len(self.ops)}", inputs=(source,), size=size, function=Kinked(slope)))
+        return self.put(
+            Elementwise(name=f"f{len(self.ops)}", inputs=(source,), size=size, function=PiecewiseLinear(slope))
+        )
 
     def sum(self, *sources: int) -> int:
         return self.put(Sum(name=f"s{len(self.ops)}", inputs=sources, size=self.ops[sources[0]].size))
@@ -166,7 +168,7 @@ def exact_values(network: Network, x: list[Fraction]) -> list[list[Fraction]]:
             case Maximum():
                 found = [max(inputs[0][i] for i in each) for each in op.candidates.T.tolist()]
             case Elementwise():
-                assert isinstance(op.function, Kinked)
+                assert isinstance(op.function, PiecewiseLinear)
                 slopes = op.function.slope_below.double().expand(op.size).tolist()
                 found = [
                     max(z, Fraction(0)) + Fraction(s) * min(z, Fraction(0))

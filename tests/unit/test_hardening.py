@@ -225,7 +225,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     *(({"epochs": n}, "epochs is a number from 1") for n in (0, True, 1.0, None, 10**400)),
     *(({"target": n}, "a number from 1") for n in (0.5, True, None, "9", math.nan, 1e308)),
     *(({"schedule": n}, "no schedule") for n in ("cubic", None, X)),
-    *(({"region": n}, words) for n, words in (((1, 0), "no range"), (3, "a least and a greatest value"))),
+    *(({"region": n}, words) for n, words in (((1, 0), "is empty or not finite"), (3, "a least and a greatest value"))),
     *(({name: 3}, f"{name} is a function") for name in ("loss", "outputs", "optimizer")),
     *(({"progress": n}, "progress is") for n in (None, 1, "yes")),
     *(({"callbacks": n}, "callbacks are") for n in (None, print, "ab")),
@@ -237,7 +237,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"loss": lambda m, b: torch.tensor(1.0)}, "does not depend"),
     ({"loss": lambda m, b: X}, "one number"),
     ({"optimizer": torch.optim.SGD([X.clone()], 0.1)}, "give a function"),
-    ({"optimizer": lambda model: 3}, "no optimizer of torch"),
+    ({"optimizer": lambda model: 3}, "not a torch optimizer"),
     ({"held_out": [(X, Y), (X[:, :1], Y)]}, "batch 1 of the held-out data: the model does not"),
 ]
 BAD_DATA: list[tuple[Any, str]] = [
@@ -253,7 +253,7 @@ BAD_DATA: list[tuple[Any, str]] = [
     ((X, Y[:, None]), r"outputs of shape \(8, 2\) for classes of shape \(8, 1\)"),
     ([], "no data"),
     (iter([(X, Y)]), "not list_iterator"),
-    ({"x": X}, "not one batch"),
+    ({"x": X}, "give a list of batches"),
     ([X], "no classes"),
     ([(X * math.nan, Y)], "outputs for the data's first batch are infinite or NaN"),
     ([(X, Y), (X[:, :1], Y)], "batch 1: the model does not take it"),
@@ -290,7 +290,7 @@ def test_an_interrupted_hardening_goes_on_as_if_it_had_not_been(tmp_path: Path) 
 
     def hardened(last: int, checkpoint: Path | None = saved, epochs: int = 4) -> HardenedModel:
         torch.manual_seed(5)
-        asked: Any = {"epochs": epochs, "checkpoint": checkpoint, "callbacks": [stop_at(last)], "patience": 0}
+        asked: Any = {"epochs": epochs, "checkpoint": checkpoint, "callbacks": [stop_at(last)], "change_timeout": 0}
         return harden(model, squares(300), **asked)
 
     whole = hardened(-1, None)
@@ -346,7 +346,7 @@ def test_the_command_hardens_a_model_of_a_file(tmp_path: Path, capsys: pytest.Ca
     table = (folder / "certificates.csv").read_text()
     assert table.count(",true,") == certified and str(small) in table
     assert main([*asked, "--certificates", str(folder)]) == 2
-    assert "is for --eps and --int8" in capsys.readouterr().err
+    assert "needs --eps and --int8" in capsys.readouterr().err
     for change, message in (
         ({0: named.replace("Net", "Nets")}, "Nets"),
         ({0: named.replace(":Net", ":number")}, "not callable"),
@@ -404,7 +404,7 @@ def test_a_last_batch_of_one_sample_is_no_batch_for_a_normalisation() -> None:
 
 def test_a_change_without_a_proof_says_why() -> None:
     x, y = squares(40)
-    assert "patience=0" in harden(trained(), (x, y), epochs=1, patience=0).change.unproven
+    assert "change_timeout=0" in harden(trained(), (x, y), epochs=1, change_timeout=0).change.unproven
     still = nn.Sequential(nn.Linear(2, 4, bias=False), nn.GELU(), nn.Linear(4, 2, bias=False))
     wide = harden(still, (0 * x, y), epochs=1, region=(-1, 1)).change
     assert wide.proven is None and "says nothing, for all outputs here are within" in wide.unproven
@@ -420,7 +420,7 @@ def test_damaged_weights_of_any_kind_are_named(tmp_path: Path) -> None:
     good = file.read_bytes()
     for damaged in (b"", b"junk", b"\0" * 100, b"\x80\x02.", b"PK\3\4", good[:100], good[: len(good) // 2], good[50:]):
         file.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"w\.pt: no weights of this model"):
+        with pytest.raises(InputError, match=r"w\.pt: these weights do not fit the model"):
             load(named, file)
 
 

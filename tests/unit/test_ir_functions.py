@@ -16,12 +16,12 @@ from torch import Tensor
 from tests.support.exact import FUNCTIONS
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.ir.functions import TORCH, Function, Hardened, Kinked, Smooth, StepFunction, function
+from verifiable_relu.ir.functions import TORCH, Function, Hardened, PiecewiseLinear, Smooth, StepFunction, function
 from verifiable_relu.ir.functions.curves import CURVES
 from verifiable_relu.ir.functions.steps import STEPS
 from verifiable_relu.ir.interval import Interval
 
-KINKED = {slope: Kinked(torch.tensor(slope)) for slope in (0.0, 0.1, 0.5, 1.0, 1.7, -0.3, -4.0, 1e-30)}
+KINKED = {slope: PiecewiseLinear(torch.tensor(slope)) for slope in (0.0, 0.1, 0.5, 1.0, 1.7, -0.3, -4.0, 1e-30)}
 kinked = pytest.mark.parametrize("slope", KINKED)
 
 
@@ -37,7 +37,7 @@ def intervals(seed: int, count: int = 200) -> Interval:
 
 def fraction(function: Function, x: float) -> Fraction:
     """Return f(x) of a piecewise-linear function."""
-    value = function.exact(Dyadic.of(np.array([x])), 1)
+    value = function.exact(Dyadic.from_floats(np.array([x])), 1)
     assert value is not None
     return int(value.numbers.reshape(-1)[0]) * Fraction(2) ** value.exponent
 
@@ -82,7 +82,10 @@ def test_images_hold_exactly(slope: float) -> None:
 
 
 def test_relu_is_bounded_as_crown_does() -> None:
-    relu, x = Kinked(), Interval(*torch.tensor([[[-1.0, -3.0, 2.0, -2.0, 0.0]], [[3.0, 1.0, 5.0, -1.0, 0.0]]]).double())
+    relu, x = (
+        PiecewiseLinear(),
+        Interval(*torch.tensor([[[-1.0, -3.0, 2.0, -2.0, 0.0]], [[3.0, 1.0, 5.0, -1.0, 0.0]]]).double()),
+    )
     low, high = relu.slopes(x)
     assert low.tolist() == [[1, 0, 1, 0, 0]]
     assert high.tolist() == [[0.75, 0.25, 1, 0, 0]]
@@ -95,7 +98,7 @@ def test_relu_is_bounded_as_crown_does() -> None:
 
 def test_each_element_has_its_own_slope() -> None:
     slopes = torch.tensor([0.25, 2.0, -1.0])
-    function, x = Kinked(slopes), intervals(5, 3 * 100)
+    function, x = PiecewiseLinear(slopes), intervals(5, 3 * 100)
     x = Interval(x.lower.reshape(100, 3), x.upper.reshape(100, 3))
     together = function.relaxation(x, *function.slopes(x))
     for i in range(3):
@@ -107,7 +110,7 @@ def test_each_element_has_its_own_slope() -> None:
 
 
 def test_the_derivative_of_offsets_of_lines_through_the_kink_is_zero() -> None:
-    relu, x = Kinked(), Interval(torch.tensor([[-1.0, -2.0]]), torch.tensor([[2.0, 1.0]]))
+    relu, x = PiecewiseLinear(), Interval(torch.tensor([[-1.0, -2.0]]), torch.tensor([[2.0, 1.0]]))
     slope = torch.tensor([[[0.0, 1.0]], [[0.5, 2.0]]], requires_grad=True)
     relu.floor(x, slope).sum().backward()
     assert isinstance(slope.grad, Tensor) and slope.grad.round().tolist() == [[[0, 0]], [[0, -1]]]
@@ -243,7 +246,7 @@ def test_derivatives_are_as_accurate_as_offsets_assume(name: str) -> None:
 
 ALL: dict[str, Function] = {
     **SMOOTH,
-    **{f"Kinked {slope:g}": function for slope, function in KINKED.items()},
+    **{f"PiecewiseLinear {slope:g}": function for slope, function in KINKED.items()},
     **{kind: StepFunction(kind) for kind in STEPS},
     "Hardened": Hardened(Smooth("GELU", 5.0)),
     "Hardened SiLU": Hardened(Smooth("SiLU")),
@@ -357,20 +360,28 @@ def test_splits_are_those_of_branch_and_bound() -> None:
     for name in ("Tanh", "SiLU", "ELU 1.75"):
         point = SMOOTH[name].split_point(x)
         assert bool(((x.lower <= point) & (point <= x.upper)).all())
-    assert Kinked().split_point(Interval(torch.tensor([[-1.0, 1.0]]), torch.tensor([[3.0, 3.0]]))).tolist() == [[0, 2]]
+    assert PiecewiseLinear().split_point(
+        Interval(torch.tensor([[-1.0, 1.0]]), torch.tensor([[3.0, 3.0]]))
+    ).tolist() == [[0, 2]]
 
 
 def test_functions_are_found_by_name() -> None:
     assert TORCH["silu"] == "SiLU"
     for kind in (*CURVES, *STEPS, "Relu"):
         found = function(kind, 2.0)
-        assert found.kind == kind and found.is_same(function(kind, 2.0)) and not found.is_same(Kinked(torch.ones(())))
+        assert (
+            found.kind == kind
+            and found.is_same(function(kind, 2.0))
+            and not found.is_same(PiecewiseLinear(torch.ones(())))
+        )
     assert not function("ELU", 0.5).is_same(function("ELU", 0.25))
     with pytest.raises(UnsupportedError):
         function("Bessel")
 
 
-@pytest.mark.parametrize("f", [Kinked(torch.tensor(0.0)), Smooth("GELU"), Smooth("Log"), Hardened(Smooth("GELU"))])
+@pytest.mark.parametrize(
+    "f", [PiecewiseLinear(torch.tensor(0.0)), Smooth("GELU"), Smooth("Log"), Hardened(Smooth("GELU"))]
+)
 def test_of_an_interval_that_is_not_known_nothing_is_stable(f: Function) -> None:
     known = torch.tensor([[-1.0, 1.0, 2.0]], dtype=torch.float64)
     nan = torch.full_like(known, math.nan)

@@ -18,7 +18,7 @@ from tests.support.exact import exact_outputs
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.ir.enclosure import Enclosed, enclose, find_difference, formats, sample_points, whole
 from verifiable_relu.ir.exact import evaluate_exact, is_evaluable, multiplications
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.functions.smooth import Hardened, Smooth
 from verifiable_relu.ir.linear import Dense, Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Network, Op, Product, Source, Sum
@@ -96,7 +96,7 @@ def test_errors_are_passed_on(seed: int) -> None:
         "product": Product(name="y", inputs=(1, 0), size=4),
         "square": Product(name="y", inputs=(1, 1), size=4),
         "sum": Sum(name="y", inputs=(1, 0, 1), size=4),
-        "leaky": Elementwise(name="y", inputs=(1,), size=4, function=Kinked(torch.tensor(-3.0))),
+        "leaky": Elementwise(name="y", inputs=(1,), size=4, function=PiecewiseLinear(torch.tensor(-3.0))),
         "dense": affine("y", 1, Dense(weight)),
         "moved": affine("y", 1, Gather(torch.tensor([3, -1, 0, 3]), 4), torch.tensor([0.0, 1.0, 0.0, 0.0])),
     }
@@ -115,7 +115,7 @@ def small() -> Network:
     """max(relu(x), x₀·x₁), element by element, of a padded concatenation."""
     return network(
         affine("w", 0, Dense(torch.tensor([[1.0, -2.0], [3.0, 0.5]])), torch.tensor([0.5, 1.0])),
-        Elementwise(name="r", inputs=(1,), size=2, function=Kinked()),
+        Elementwise(name="r", inputs=(1,), size=2, function=PiecewiseLinear()),
         affine("turned", 0, Gather(torch.tensor([1, 0]), 2)),
         Product(name="p", inputs=(0, 3), size=2),
         affine("first", 2, Gather(torch.tensor([0, 1, -1, -1]), 2)),
@@ -137,7 +137,7 @@ def test_a_digest_follows_every_number_and_the_wiring() -> None:
         (1, {"bias": None}),
         (1, {"weight_error": 1e-9}),
         (1, {"bias_error": torch.zeros(2)}),
-        (2, {"function": Kinked(torch.tensor(0.1))}),
+        (2, {"function": PiecewiseLinear(torch.tensor(0.1))}),
         (2, {"inputs": (0,)}),
         (3, {"map": Gather(torch.tensor([0, 1]), 2)}),
         (3, {"map": Diagonal(torch.ones(2))}),
@@ -173,7 +173,7 @@ def test_a_network_refuses_what_it_cannot_mean() -> None:
     for numbers in ({"map": Dense(torch.tensor([[1.0, math.nan]]))}, {"bias": torch.tensor([math.inf])}):
         with pytest.raises(InputError, match="NaN or infinity"):
             network(replace(one, **numbers))
-    leaky = Elementwise(name="r", inputs=(0,), size=2, function=Kinked(torch.tensor([0.1, math.nan])))
+    leaky = Elementwise(name="r", inputs=(0,), size=2, function=PiecewiseLinear(torch.tensor([0.1, math.nan])))
     with pytest.raises(InputError, match="NaN or infinity"):
         network(leaky)
     with pytest.raises(InputError, match=r"\(1, 2, 1\) where \(batch, 2\)"):

@@ -17,7 +17,7 @@ from tests.unit.test_ir_network import point
 from verifiable_relu.errors import InputError
 from verifiable_relu.ir.exact import evaluate_exact
 from verifiable_relu.ir.families import between, harden, least_lambdas, outside_family
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.functions.smooth import Smooth
 from verifiable_relu.ir.functions.steps import StepFunction
 from verifiable_relu.ir.linear import Dense, Diagonal, Sparse
@@ -33,11 +33,11 @@ def two(minus: Diagonal = MINUS) -> list[Op]:
     twice = Diagonal(torch.tensor([2.0, 2.0]))
     return [
         Input(name="x", size=2),
-        Elementwise(name="f", inputs=(0,), size=2, function=Kinked()),
+        Elementwise(name="f", inputs=(0,), size=2, function=PiecewiseLinear()),
         Affine(name="2x", inputs=(0,), size=2, map=twice),
         Affine(name="minus", inputs=(0,), size=2, map=minus),
         Sum(name="apart", inputs=(2, 3), size=2),
-        Elementwise(name="g", inputs=(2,), size=2, function=Kinked()),
+        Elementwise(name="g", inputs=(2,), size=2, function=PiecewiseLinear()),
         Sum(name="y", inputs=(1, 5), size=2),
     ]
 
@@ -107,21 +107,21 @@ def quantised(steps: float, clip: bool) -> Network:
     if clip:
         layers += [
             (Diagonal(one), 128 * one),
-            (Kinked(),),
+            (PiecewiseLinear(),),
             (Diagonal(-one), 255 * one),
-            (Kinked(),),
+            (PiecewiseLinear(),),
             (Diagonal(-one), 127 * one),
         ]
-        layers += [(Diagonal(step),), (Kinked(),)]
+        layers += [(Diagonal(step),), (PiecewiseLinear(),)]
     else:
-        layers += [(Kinked(),), (Diagonal(step),)]
+        layers += [(PiecewiseLinear(),), (Diagonal(step),)]
     return chain(2, *layers)
 
 
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_quantised_network_is_compared_where_it_does_not_quantise(clip: bool, swapped: bool) -> None:
-    plain, whole = chain(2, (Dense(torch.eye(2)),), (Kinked(),)), quantised(0.25, clip)
+    plain, whole = chain(2, (Dense(torch.eye(2)),), (PiecewiseLinear(),)), quantised(0.25, clip)
     networks = (whole, plain) if swapped else (plain, whole)
     both = combine([NetworkPart(n, net, (0, 1)) for n, net in zip("fg", networks, strict=True)], 2, ran)
     (pair,) = both.pairs
@@ -142,7 +142,7 @@ def chain(size: int, *made: tuple[object, ...]) -> Network:
     ops: list[Op] = [Input(name="x", size=size)]
     for number, (of, *rest) in enumerate(made):
         fields = {"name": f"op {number}", "inputs": (number,)}
-        if isinstance(of, Kinked | Smooth | StepFunction):
+        if isinstance(of, PiecewiseLinear | Smooth | StepFunction):
             ops.append(Elementwise(function=of, size=ops[-1].size, **fields))  # type: ignore[arg-type]
         else:
             ops.append(Affine(map=of, size=of.n_out, bias=rest[0] if rest else None, **fields))  # type: ignore[attr-defined, arg-type]
@@ -150,9 +150,9 @@ def chain(size: int, *made: tuple[object, ...]) -> Network:
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
-    network = chain(2, (Kinked(),))
+    network = chain(2, (PiecewiseLinear(),))
     for other, places, options, said in (
-        (replace(network, arithmetic="float32"), (0, 1), {}, "not joined"),
+        (replace(network, arithmetic="float32"), (0, 1), {}, "cannot be combined"),
         (network, (0,), {}, "1 inputs"),
     ):
         with pytest.raises(InputError, match=said):
@@ -183,7 +183,7 @@ def softmax(count: int, log: bool = False) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("log", [False, True])
 def test_a_softmax_is_left_out(count: int, log: bool) -> None:
-    before = [(Dense(torch.randn(count, 3), 1), torch.randn(count)), (Kinked(),)]
+    before = [(Dense(torch.randn(count, 3), 1), torch.randn(count)), (PiecewiseLinear(),)]
     whole = chain(3, *before, *softmax(count, log))
     x = torch.randn(20, 3, dtype=torch.float64)
     found = without_head(whole)
@@ -205,7 +205,7 @@ def test_what_may_change_the_order_stays() -> None:
     for end in (
         [(Smooth("Square"),)],
         [(Smooth("GELU", 1.0),)],
-        [(Kinked(),)],
+        [(PiecewiseLinear(),)],
         [*exps, (Diagonal(-one),)],
         [(Sparse(exps[0][0].index, weight, 4),), *exps[1:]],
         [(exps[0][0], torch.full((16,), 1e-6)), *exps[1:]],
@@ -226,7 +226,7 @@ def lattice(rng: np.random.Generator, functions: int = 4, groups: int = 6) -> Ne
     layers: list[tuple[object, ...]] = [(Dense(slopes), values), (Dense(chosen),)]
     for width in (4 * groups, 2 * groups):
         pairs, four = torch.eye(width // 2), torch.tensor([[1.0, -1.0], [-1.0, 1.0], [1.0, 1.0], [-1.0, -1.0]])
-        layers += [(Dense(torch.kron(pairs, four)),), (Kinked(),)]
+        layers += [(Dense(torch.kron(pairs, four)),), (PiecewiseLinear(),)]
         layers.append((Dense(torch.kron(pairs, torch.tensor([[0.5, 0.5, 0.5, -0.5]]))),))
     return chain(2, *layers)
 
@@ -239,7 +239,7 @@ def twice(rng: np.random.Generator, draw: nets.Weights, factor: float, last: boo
         halves = [weight, weight * factor] if number else [weight]
         wide = torch.cat(halves, 1)
         order = [1, 0, 1] if number == 2 else [*range(outputs)] * 2
-        layers += [(Dense(wide[order]), bias[order]), (Kinked(),)]
+        layers += [(Dense(wide[order]), bias[order]), (PiecewiseLinear(),)]
     return chain(2, *layers[: None if last else -1])
 
 
@@ -301,8 +301,8 @@ def test_lambda_is_that_before_all_factors() -> None:
     gelu = Smooth("GELU", 8.0)
     for factor, least in ((4.0, 2.5), (-4.0, 2.5), (0.5, 20.0), (1.0, 10.0)):
         assert least_lambdas(harden(layers(gelu, factor=factor), 10.0)) == [least]
-    assert least_lambdas(harden(layers(Kinked(), factor=4.0), 10.0)) == [10.0]
-    assert least_lambdas(harden(layers(gelu, Kinked(), factor=4.0))) == [8.0]
+    assert least_lambdas(harden(layers(PiecewiseLinear(), factor=4.0), 10.0)) == [10.0]
+    assert least_lambdas(harden(layers(gelu, PiecewiseLinear(), factor=4.0))) == [8.0]
     # A factor that is known up to an error counts as the largest that it may be; a division is exact.
     assert least_lambdas(harden(layers(gelu, factor=4.0, error=0.25), 10.0)) == [2.0]
     third = torch.tensor(3.0, dtype=torch.float64).expand(2)
@@ -321,7 +321,7 @@ def test_what_is_no_family_is_refused() -> None:
     several = Diagonal(torch.tensor([2.0, 3.0]))
     for network, lam, said in (
         (layers(Smooth("Sigmoid")), 2.0, "neither ReLU nor"),
-        (layers(Kinked()), None, "do not tell which"),
+        (layers(PiecewiseLinear()), None, "do not tell which"),
         (layers(gelu), [1.0, 2.0], "2 values of λ for 1"),
         (layers(gelu), 0.5, "at least 1"),
         (layers(gelu), float("inf"), "finite"),
@@ -334,19 +334,19 @@ def test_what_is_no_family_is_refused() -> None:
 
 
 def test_a_swap_is_a_family() -> None:
-    smooth, hard = layers(Smooth("SiLU"), Smooth("GELU", 3.0)), layers(Kinked(), Kinked())
+    smooth, hard = layers(Smooth("SiLU"), Smooth("GELU", 3.0)), layers(PiecewiseLinear(), PiecewiseLinear())
     family = between(smooth, hard)
     functions = [op.function for op in family.ops if isinstance(op, Elementwise)]
     assert [f.parameters for f in functions] == [
         {"function": "SiLU", "parameter": 1.0},
         {"function": "GELU", "parameter": 3.0},
     ]
-    half = between(smooth, layers(Kinked(), Smooth("GELU", 3.0)))
+    half = between(smooth, layers(PiecewiseLinear(), Smooth("GELU", 3.0)))
     assert outside_family(half) == ["GELU"]
     for other, said in (
-        (layers(Kinked()), "more of the network"),
+        (layers(PiecewiseLinear()), "more of the network"),
         (layers(Smooth("SiLU"), Smooth("GELU", 3.0)), "no activation"),
-        (layers(Kinked(), Smooth("GELU", 2.0)), "takes the place"),
+        (layers(PiecewiseLinear(), Smooth("GELU", 2.0)), "takes the place"),
     ):
         with pytest.raises(InputError, match=said):
             between(smooth, other)

@@ -1,4 +1,4 @@
-"""Bounds and verdicts for the ReLU network and all smooth networks with λ' ≥ λ at once, and the option ``--joint``."""
+"""Bounds and verdicts for the ReLU network and all smooth networks with λ' ≥ λ at once, and the option ``--family``."""
 
 from __future__ import annotations
 
@@ -159,13 +159,13 @@ def ask(folder: Path, *options: object, net: str = "relu", prop: str = "dip") ->
     ("net", "options", "answer"),
     [
         ("relu", (), "unsat"),
-        ("relu", ("--joint", "1"), "unknown"),
-        ("relu", ("--joint", "5"), "unsat"),
-        ("relu", ("--joint", "1e6"), "unsat"),
+        ("relu", ("--family", "1"), "unknown"),
+        ("relu", ("--family", "5"), "unsat"),
+        ("relu", ("--family", "1e6"), "unsat"),
         # 0.34/2 is beyond 0.1; a λ given takes the place of the file's.
-        ("gelu", ("--joint",), "unknown"),
-        ("gelu", ("--joint", "5"), "unsat"),
-        ("gelu", ("--joint", "5", "--method", "split"), "unsat"),
+        ("gelu", ("--family",), "unknown"),
+        ("gelu", ("--family", "5"), "unsat"),
+        ("gelu", ("--family", "5", "--method", "split"), "unsat"),
     ],
 )
 def test_the_command(
@@ -178,10 +178,10 @@ def test_the_command(
 @pytest.mark.parametrize(
     ("net", "options", "message"),
     [
-        ("relu", ("--joint",), "do not tell which λ they come from"),
-        ("relu", ("--joint", "5,5"), "2 values of λ for 1 layers of activations"),
-        ("affine", ("--joint", "5"), "has neither ReLU nor λ-GELU activations"),
-        ("affine", ("--joint",), "has neither ReLU nor λ-GELU activations"),
+        ("relu", ("--family",), "do not tell which λ they come from"),
+        ("relu", ("--family", "5,5"), "2 values of λ for 1 layers of activations"),
+        ("affine", ("--family", "5"), "has neither ReLU nor λ-GELU activations"),
+        ("affine", ("--family",), "has neither ReLU nor λ-GELU activations"),
     ],
 )
 def test_the_command_refuses_in_one_line(
@@ -195,14 +195,14 @@ def test_the_command_refuses_in_one_line(
 @pytest.mark.parametrize("text", ["soft", "1,,2", "", "0.5", "1,0.5", "-2", "nan", "inf"])
 def test_what_is_no_hardness_is_refused(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        ask(folder, f"--joint={text}")
+        ask(folder, f"--family={text}")
     shown = capsys.readouterr()
     assert stopped.value.code == 2 and shown.out == "" and shown.err.count("\n") == 1
-    assert "is no finite number of at least 1, nor a list of them" in shown.err
+    assert "is not a finite number of at least 1, nor a list of them" in shown.err
 
 
 def test_a_counterexample_is_one_of_the_relu_network(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for net, options in (("relu", ("--joint", "5")), ("gelu", ("--joint",))):
+    for net, options in (("relu", ("--family", "5")), ("gelu", ("--family",))):
         assert ask(folder, *options, "--method", "attack", net=net, prop="top") == 0
         answer, *lines = capsys.readouterr().out.replace("(", "").replace(")", "").splitlines()
         assert answer == "sat"
@@ -214,7 +214,7 @@ def test_a_counterexample_is_one_of_the_relu_network(folder: Path, capsys: pytes
 def test_answers_of_one_network_are_not_those_of_many(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Records of different λ, and those of the ReLU network, have different keys."""
     answers = []
-    for options in ((), ("--joint", "1"), ("--joint", "5"), ("--joint", "1"), ()):
+    for options in ((), ("--family", "1"), ("--family", "5"), ("--family", "1"), ()):
         assert ask(folder, "--out", folder / "results", *options) == 0
         answers.append(capsys.readouterr().out.strip())
     assert answers == ["unsat", "unknown", "unsat", "unknown", "unsat"]
@@ -227,19 +227,19 @@ def verdicts(model: Network, images: np.ndarray, labels: np.ndarray, **options: 
 def test_verify_in_python() -> None:
     network, images, labels = classified()
     alone = verdicts(network, images, labels)
-    assert alone == verdicts(network, images, labels, joint=1e7)
-    soft = verdicts(network, images, labels, joint=1.0)
+    assert alone == verdicts(network, images, labels, family=1e7)
+    soft = verdicts(network, images, labels, family=1.0)
     assert soft.count(Verdict.UNSAT) < alone.count(Verdict.UNSAT)
-    assert verdicts(network, images, labels, joint=[1e7, 1.0]) != alone
+    assert verdicts(network, images, labels, family=[1e7, 1.0]) != alone
     # A whole number, and those of the network itself.
-    assert soft == verdicts(network, images, labels, joint=1)
+    assert soft == verdicts(network, images, labels, family=1)
     gelu = member(harden(network, 1.0), [1.0, 1.0])
-    assert soft == verdicts(gelu, images, labels, joint=True)
+    assert soft == verdicts(gelu, images, labels, family=True)
 
 
 def test_verify_refuses() -> None:
     network, images, labels = classified(count=1)
-    for joint, message in (
+    for family, message in (
         (True, "which λ they come from"),
         ([5.0], "1 values of λ for 2 layers"),
         (0.99, "at least 1"),
@@ -247,7 +247,7 @@ def test_verify_refuses() -> None:
         (math.inf, "at least 1"),
     ):
         with pytest.raises(InputError, match=message):
-            verdicts(network, images, labels, joint=joint)
+            verdicts(network, images, labels, family=family)
 
 
 def chain(*steps: tuple[str, float]) -> bytes:
@@ -273,10 +273,10 @@ def test_a_family_is_refused_by_name_where_a_hardness_is_not_known() -> None:
         port.type.tensor_type.shape.dim[1].dim_value = 2
     twice = chain(("Gelu", 0.0), ("Mul", 3.0))
     for data, said in ((far, "too small or too large"), (model.SerializeToString(), "'v0'"), (twice, "a GELU, too")):
-        for joint in (1.0, 5.0):
+        for family in (1.0, 5.0):
             with pytest.raises(InputError, match=said):
-                execution_model(read_onnx(data), "real", joint)
-    with pytest.raises(InputError, match="no family is known in bfloat16"):
+                execution_model(read_onnx(data), "real", family)
+    with pytest.raises(InputError, match="there are no families in bfloat16"):
         execution_model(read_onnx(chain()), "bfloat16", 1.0)
 
 
@@ -296,22 +296,22 @@ def test_every_caller_takes_the_hardness_for_that_of_what_is_before(
     box = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 -1.1))(assert (<= X_0 -0.9))"
     for most, lam, answer in ((-0.25, "1", "unknown"), (-0.45, "1", "unsat"), (-0.25, "2", "unsat")):
         spec.write_text(f"{box}(assert (<= Y_0 {most}))")
-        assert verify_properties(net, spec, "crown", joint=float(lam))[0].answer == answer
-        assert verify_properties(Scaled(), spec, "crown", joint=float(lam))[0].answer == answer
-        asked = ["--spec", str(spec), "--net", str(net), "--method", "crown", "--joint", lam]
+        assert verify_properties(net, spec, "crown", family=float(lam))[0].answer == answer
+        assert verify_properties(Scaled(), spec, "crown", family=float(lam))[0].answer == answer
+        asked = ["--spec", str(spec), "--net", str(net), "--method", "crown", "--family", lam]
         assert main([*asked, "--certificates", str(tmp_path / lam)]) == 0
         shown = capsys.readouterr()
         assert shown.out == f"{answer}\n" and ("checked" in shown.err) == (answer == "unsat")
-    assert compare.main([str(net), "--spec", str(spec), "--joint", "1"]) == 0
+    assert compare.main([str(net), "--spec", str(spec), "--family", "1"]) == 0
     assert float(capsys.readouterr().out.split(",")[1]) > 0.34
 
 
 def test_a_file_that_is_none_of_its_family_is_told(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--spec", str(folder / "dip.vnnlib"), "--net", str(folder / "gelu.onnx"), "--joint"]
+    asked = ["--spec", str(folder / "dip.vnnlib"), "--net", str(folder / "gelu.onnx"), "--family"]
     for lam, told in (("1", False), ("2", False), ("5", True)):
         assert main([*asked, lam, "--method", "ibp"]) == 0
         assert ("nothing is said about the file itself" in capsys.readouterr().err) == told
-        assert compare.main([str(folder / "gelu.onnx"), *asked[:2], "--joint", lam]) == 0
-        assert ("has λ = 2, which is none" in capsys.readouterr().err) == told
+        assert compare.main([str(folder / "gelu.onnx"), *asked[:2], "--family", lam]) == 0
+        assert ("has λ = 2, which is not in" in capsys.readouterr().err) == told

@@ -22,7 +22,7 @@ from verifiable_relu.supervisor.workers import Deadline, Report
 
 def test_a_bad_row_comes_before_any_answer(tmp_path: Path) -> None:
     (tmp_path / "instances.csv").write_text("net0.onnx,0.vnnlib,30\n" * 3000 + "net0.onnx,0.vnnlib,x\n")
-    with pytest.raises(InputError, match=r"instances\.csv: line 3001: 'x' is no number of seconds"):
+    with pytest.raises(InputError, match=r"instances\.csv: line 3001: 'x' is not a number of seconds"):
         instances(tmp_path / "instances.csv")
 
 
@@ -58,7 +58,7 @@ def test_few_networks_are_kept_where_they_are_large(tmp_path: Path, monkeypatch:
     assert read == ["net0.onnx", "net1.onnx", "net2.onnx", "net0.onnx"]
 
 
-@pytest.mark.parametrize("change", ["", "network", "property", "joint", "limit", "method"])
+@pytest.mark.parametrize("change", ["", "network", "property", "family", "limit", "method"])
 def test_a_resumed_list_is_found_by_the_bytes_of_its_files(change: str, tmp_path: Path) -> None:
     made = entries(tmp_path, [5, 6, 7])
     with Store(tmp_path / "out") as store:
@@ -68,7 +68,7 @@ def test_a_resumed_list_is_found_by_the_bytes_of_its_files(change: str, tmp_path
         (tmp_path / "net0.onnx").write_bytes((tmp_path / "net0.onnx").read_bytes() + b"\x12\x01x")
     elif change == "property":
         made[1].vnnlib.write_text(SPEC.format(bound=8))
-    elif change == "joint":
+    elif change == "family":
         loader = Loader(prepare=harden)
     elif change == "method":
         verifier = Hostile(tmp_path / "log")

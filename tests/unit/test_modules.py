@@ -309,16 +309,16 @@ def mixed(m: Function, x: Tensor) -> Tensor:
 
 
 REFUSED: dict[str, tuple[Callable[[Function, Tensor], Tensor], str]] = {
-    "branch on a number": (lambda m, x: m.a(x) if x.sum() > 0 else x, r"'' \(aten.sum\)|depends on computed numbers"),
+    "branch on a number": (lambda m, x: m.a(x) if x.sum() > 0 else x, r"'' \(aten.sum\)|depend on computed numbers"),
     "number as a float": (lambda m, x: m.a(x) * float(x[0, 0]), "aten"),
-    "caught by the module": (caught, "depends on computed numbers"),
+    "caught by the module": (caught, "depend on computed numbers"),
     "numpy": (lambda m, x: m.a(x) + torch.from_numpy(x.detach().numpy()), "numpy"),
     "memory": (lambda m, x: m.a(x) + x.untyped_storage()[0], "memory|UntypedStorage"),
     "pointer": (lambda m, x: m.a(x) + x.data_ptr(), "data_ptr.*memory"),
     "remainder": (lambda m, x: torch.fmod(m.a(x), 2.0), "fmod is not supported"),
     "half": (lambda m, x: m.a(x).half().float(), r"aten._to_copy.*rounds to torch.float16"),
-    "chosen samples": (lambda m, x: m.a(x)[x[:, 0] > 0], "depends on computed numbers"),
-    "branch on a comparison": (lambda m, x: m.a(x) if bool((x > 0).all()) else x, "depends on computed numbers"),
+    "chosen samples": (lambda m, x: m.a(x)[x[:, 0] > 0], "depend on computed numbers"),
+    "branch on a comparison": (lambda m, x: m.a(x) if bool((x > 0).all()) else x, "depend on computed numbers"),
     "float64 and back": (lambda m, x: m.a(x).double().float(), "rounds to torch.float32"),
     "autocast": (mixed, "'a' .*rounds to torch.bfloat16"),
     "random numbers": (lambda m, x: m.a(x) + torch.rand(4), "random numbers"),

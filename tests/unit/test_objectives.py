@@ -244,7 +244,7 @@ def test_instability_is_least_where_neurons_are_stable() -> None:
     ("change", "words"),
     [
         ({"eps": 0.0}, "--certified: needs an --eps"),
-        ({"certified_by": "crown"}, "--certified-by: 'crown' is none of ibp"),
+        ({"certified_by": "crown"}, "--certified-by: 'crown' is not one of ibp"),
         ({"certified_by": "crown-ibp"}, "--certified-by: needs --warmup"),
         ({"certified_by": "sabr"}, "--certified-by: needs --attack-steps"),
         ({"certified": 0.0, "certified_by": "sabr", "attack_steps": 1}, "--certified-by: needs --certified"),

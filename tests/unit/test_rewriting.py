@@ -241,7 +241,7 @@ def test_every_rectifier_tends_to_relu_at_its_rate(name: str) -> None:
 def test_bad_requests_are_one_line() -> None:
     with pytest.raises(InputError, match="no activation to harden"):
         soften(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
-    with pytest.raises(InputError, match="no activation 'swish' to harden"):
+    with pytest.raises(InputError, match="no activation 'swish'; there are"):
         substitute_relu(nn.GELU(), activations=["swish"])
 
 

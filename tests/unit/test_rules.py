@@ -20,6 +20,7 @@ from verifiable_relu.bounds.backward import Relaxation
 from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
 from verifiable_relu.campaign.runner import Case
 from verifiable_relu.certify.command import explained
+from verifiable_relu.errors import counted
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
 from verifiable_relu.search.bounding import Crown
@@ -62,7 +63,7 @@ def test_the_explanation_names_the_methods_in_their_order_and_why() -> None:
     for features in every():
         first, *lines, last = explanation(features).splitlines()
         assert re.fullmatch(r"  then, .*: (none|[a-z, -]+)", last) and (features.inputs > 0) == ("attack" in last)
-        assert f"{features.inputs} inputs vary" in first
+        assert counted(features.inputs, "varying input") in first
         found = [
             re.fullmatch(r"  (\d+)\. (\S+), with up to (\d+)% of the time(?: left)?: .{20,}", line) for line in lines
         ]

@@ -16,7 +16,7 @@ from tests.support import flat_nets as nets
 from tests.support.draws import draws
 from tests.support.exact import below, exact_forms, exact_values, intervals
 from tests.support.solver_cases import row
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Dense
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Network, Op, Sum
@@ -165,10 +165,10 @@ def near_least(net: Network, box: Interval) -> tuple[list[Fraction], Fraction]:
 
 
 METHODS = {
-    "few steps": Branching(batch=16, finishing=6),
-    "look-ahead": Branching(steps=1, choices=3, batch=16, finishing=6),
-    "all adaptive": Branching(steps=6, adaptive=1 << 20, batch=16, finishing=6),
-    "no lines": Branching(steps=2, adaptive=0, batch=16, stalled=0.0),
+    "few steps": Branching(batch=16, finishing_steps=6),
+    "look-ahead": Branching(steps=1, choices=3, batch=16, finishing_steps=6),
+    "all adaptive": Branching(steps=6, adaptive_neurons=1 << 20, batch=16, finishing_steps=6),
+    "no lines": Branching(steps=2, adaptive_neurons=0, batch=16, finish_below_blame=0.0),
 }
 
 
@@ -353,7 +353,7 @@ def test_a_layer_that_no_neuron_feeds_keeps_its_intervals() -> None:
     for name in ("first", "second"):
         weight = torch.from_numpy(rng.integers(-8, 9, (3, 2)) / 8)
         ops.append(Affine(name=name, inputs=(0,), size=3, map=Dense(weight)))
-        ops.append(Elementwise(name=f"{name}/relu", inputs=(len(ops) - 1,), size=3, function=Kinked()))
+        ops.append(Elementwise(name=f"{name}/relu", inputs=(len(ops) - 1,), size=3, function=PiecewiseLinear()))
     net = nets.network([*ops, Sum(name="sum", inputs=(2, 4), size=3)])
     box = nets.ball(np.zeros(2), 1.0)
     known = {index: interval for index, interval in intervals(net, box).items() if index in (1, 3)}
@@ -379,7 +379,8 @@ def test_crown_tightens_differences_of_candidates() -> None:
         found, _ = without_maxima(net)
         known = intervals(found, box)
         fed = {op.inputs[0]: known[op.inputs[0]] for op in found.ops if isinstance(op, Elementwise)}
-        tight = bound_differences(found, box, fed, NEVER)
+        relaxation, _ = bound_differences(found, box, fed, NEVER)
+        tight = {index: x.intersect(relaxation.bounds[index].interval) for index, x in fed.items()}
         narrower += sum(float((fed[i].upper - fed[i].lower - x.upper + x.lower).sum()) for i, x in tight.items())
         for x in points(box, rng, 16):
             values = exact_values(found, x)
@@ -393,7 +394,7 @@ def test_the_bound_of_an_open_tree_grows_and_stays_sound() -> None:
     net, box, known = make("relu", 3)
     _, value = near_least(net, box)
     query = query_of(net, box, known, property_of(box, row({0: 1}, value)))
-    tree, _ = search(query, Branching(batch=4, finishing=0, stalled=0.0, adaptive=0), most=0)
+    tree, _ = search(query, Branching(batch=4, finishing_steps=0, finish_below_blame=0.0, adaptive_neurons=0), most=0)
     bounds = [tree.bound(NEVER)]
     for _ in range(6):
         if tree.loop.now.state is TreeState.OPEN and len(tree.loop.now.open):
@@ -463,9 +464,9 @@ def _negative_rows(right: Any, made: Any, found: Any) -> Tensor:
 
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "relax: floors are too high": _instead(nets.Kinked, "floor", _higher_floor),
+    "relax: floors are too high": _instead(nets.PiecewiseLinear, "floor", _higher_floor),
     "back-substitute: constants are dropped": _instead(system._StepToNeurons, "back", _without_shift),
-    "back-substitute: inactive neurons pass": _instead(system._Stable, "of", _other_slope),
+    "back-substitute: inactive neurons pass": _instead(system._Stable, "from_bounds", _other_slope),
     "concretise: multipliers with the other sign": _instead(relaxation.Segments, "least", _wrong_sign),
     "concretise: half of the coefficients": _instead(relaxation.Segments, "least", _half),
     "concretise: rows with negative multipliers": _instead(proof, "row_weights", _negative_rows),

@@ -26,7 +26,7 @@ WAITING = ("item", "tolist", "cpu", "nonzero", "unique", "__bool__", "__int__", 
 
 
 @pytest.mark.parametrize("kind", ["relu", "residual"])
-@pytest.mark.parametrize("schedule", [Schedule(first=1.0), RESIDUAL], ids=["cuts and refinements", "slopes"])
+@pytest.mark.parametrize("schedule", [Schedule(first_work=1.0), RESIDUAL], ids=["cuts and refinements", "slopes"])
 def test_bab_decides_on_a_device_as_on_the_cpu(kind: str, schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     net = flat_nets.residual(rng) if kind == "residual" else flat_nets.mlp(rng, kind, (4, 10, 8, 2))
@@ -80,7 +80,8 @@ def test_a_step_waits_for_the_device_a_few_times_however_many_nodes_it_has(monke
 
     monkeypatch.setattr(Loop, "advance", advance)
     search = Bab(
-        search=Branching(steps=1, adaptive=0, stalled=0.0, batch=8), schedule=Schedule(refinement=None, improve=None)
+        search=Branching(steps=1, adaptive_neurons=0, finish_below_blame=0.0, batch=8),
+        schedule=Schedule(refinement=None, improve=None),
     )
     with device:
         claims(search, [query], 60, device=DEVICE.type)

@@ -33,7 +33,7 @@ from tests.support.solver_cases import (
 from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import CallFailed, OutOfTime, UnsupportedError
 from verifiable_relu.ir.exact import evaluate_exact
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.functions.smooth import Smooth
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Dense, Diagonal
@@ -51,13 +51,13 @@ from verifiable_relu.search.solvers.milp import Milp
 from verifiable_relu.search.solvers.smt import Smt
 from verifiable_relu.search.solvers.workers import HighsResult, HighsTask, Z3Answer, Z3Task
 from verifiable_relu.search.witness import WitnessCheck
-from verifiable_relu.settings import neutral
+from verifiable_relu.settings import default_settings
 from verifiable_relu.spec.property import Box, Polytope, Property, Query, Row
 
 METHODS: dict[str, CompleteMethod] = {"milp": Milp(), "smt": Smt(), "smt-exact": Smt(whole=True)}
 if find_spec("maraboupy"):
     METHODS["marabou"] = Marabou()
-BARE = Branching(steps=0, adaptive=0, stalled=1e9, settled=1e9, finishing=0)
+BARE = Branching(steps=0, adaptive_neurons=0, finish_below_blame=1e9, decide_below_blame=1e9, finishing_steps=0)
 exact_methods = pytest.mark.parametrize("method", [Smt(whole=True), Smt()], ids=lambda method: method.name)
 
 
@@ -75,7 +75,7 @@ def bounded(network: Network, prop: Property, known: dict[int, Interval]) -> Bou
 def decide(method: CompleteMethod, network: Network, prop: Property, seconds: float = 20.0) -> Outcome:
     """Ask a method about a query of which intervals by interval arithmetic are known."""
     method.start()
-    with neutral():
+    with default_settings():
         try:
             method.require(network)
             return method.decide(bounded(network, prop, intervals(network, prop.box)), TimeBudget().begun(seconds))
@@ -98,7 +98,7 @@ def relu_of(weight: list[list[float]], bias: list[float] | None = None) -> Netwo
     return flat(
         Input(name="x", size=matrix.shape[1]),
         Affine(name="fc", inputs=(0,), size=len(matrix), map=Dense(matrix), bias=added),
-        Elementwise(name="act", inputs=(1,), size=len(matrix), function=Kinked()),
+        Elementwise(name="act", inputs=(1,), size=len(matrix), function=PiecewiseLinear()),
     )
 
 
@@ -109,7 +109,7 @@ def pooled(rng: np.random.Generator) -> Network:
         Input(name="x", size=2),
         Affine(name="fc", inputs=(0,), size=8, map=Dense(weight), bias=bias),
         Maximum(name="pool", inputs=(1,), size=3, candidates=torch.tensor([[0, 3, 6], [1, 4, 7], [2, 5, 6]])),
-        Elementwise(name="act", inputs=(2,), size=3, function=Kinked(torch.tensor([0.0, 0.25, -0.5]))),
+        Elementwise(name="act", inputs=(2,), size=3, function=PiecewiseLinear(torch.tensor([0.0, 0.25, -0.5]))),
         Maximum(name="last", inputs=(3,), size=1, candidates=torch.tensor([[0], [1], [2]])),
     )
 
@@ -221,7 +221,9 @@ def test_at_a_point_a_network_has_its_value_alone(make: Callable[[np.random.Gene
 def test_sub_problems_that_bounds_leave_open_are_decided_with_their_own_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing but z3 finds counterexamples, and bounds close other sub-problems."""
     monkeypatch.setattr(WitnessCheck, "reached", lambda *_: False)
-    branching = Branching(steps=4, adaptive=0, stalled=1e9, settled=1e9, finishing=4)
+    branching = Branching(
+        steps=4, adaptive_neurons=0, finish_below_blame=1e9, decide_below_blame=1e9, finishing_steps=4
+    )
     for seed in range(12):
         query, margin = random_query(seed, leaky=True)
         check(query, ask(Smt(branching=branching, open_neurons=seed % 3), query), margin)
@@ -283,7 +285,7 @@ def test_weights_that_are_known_up_to_an_error_are_not_believed_to_the_last_bit(
     """y = relu(x/3) at x = 1: the stored third is too small, and 3y ≥ 1 holds of the true one."""
     third = Diagonal(torch.tensor([1 / 3], dtype=torch.float64), divisor)
     assert Fraction(float(third.weight)) < Fraction(1, 3)
-    x, act = Input(name="x", size=1), Elementwise(name="act", inputs=(1,), size=1, function=Kinked())
+    x, act = Input(name="x", size=1), Elementwise(name="act", inputs=(1,), size=1, function=PiecewiseLinear())
     for error, off in ((0.0, None), (2.0**-53, None), (0.0, torch.tensor([1e-16], dtype=torch.float64))):
         if divisor is not None and not error:
             continue
@@ -432,7 +434,7 @@ def test_what_highs_calls_infeasible_is_proved_again_or_labelled(monkeypatch: py
     assert proved.trust is Trust.ROUNDED and "proved again" in proved.detail
     assert proved.margin is not None and 0 < proved.margin <= 0.01 + 1e-9
     stand_in(monkeypatch, milp, "HIGHS", HighsResult("kInfeasible", np.zeros(0), 0.0))
-    word = decide(Milp(again=0.0), hinge(), NEARLY)
+    word = decide(Milp(reproof_share=0.0), hinge(), NEARLY)
     assert (word.verdict, word.trust, word.margin) == (Verdict.UNSAT, Trust.FLOAT, 0.0)
     assert "not proved again" in word.detail
     for seed in range(9):

@@ -20,7 +20,7 @@ from tests.support.solver_cases import ball, mlp, row
 from verifiable_relu import verify, verify_properties
 from verifiable_relu.api import arguments
 from verifiable_relu.ir.network import Network
-from verifiable_relu.settings import neutral
+from verifiable_relu.settings import default_settings
 from verifiable_relu.spec.property import Property
 
 Answer = tuple[str, str, float | None]
@@ -128,7 +128,7 @@ def test_a_gpu_computes_convolutions_with_all_digits(user: str) -> None:
         for part in {"newer": parts[2:], "all": parts[:1], "different": parts[2:3]}.get(user, ()):
             part.fp32_precision = "tf32" if user == "all" else "ieee"
         before = [each.fp32_precision for each in parts]
-        with neutral():
+        with default_settings():
             assert {each.fp32_precision for each in parts} == {"none"} and not cudnn.allow_tf32
         assert [each.fp32_precision for each in parts] == before
     finally:
@@ -159,7 +159,7 @@ def test_a_module_is_read_with_the_default_type_that_its_forward_relies_on() -> 
             return torch.stack([x[:, 0] - torch.tensor(0.1), x[:, 1] * 0], 1)
 
     def at_tenth() -> float:
-        with neutral():
+        with default_settings():
             network = arguments.network(Tenth(), (2,))
             return float(network(torch.tensor([[0.1, 0.0]], dtype=torch.float64))[0, 0])
 
@@ -174,7 +174,7 @@ def test_threads_that_overlap_restore_what_was_there_before_the_first() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def first() -> None:
-        with neutral():
+        with default_settings():
             inside.set()
             leave.wait(60)
 
@@ -182,12 +182,12 @@ def test_threads_that_overlap_restore_what_was_there_before_the_first() -> None:
         other = threading.Thread(target=first)
         other.start()
         assert inside.wait(60)
-        with neutral():
+        with default_settings():
             leave.set()
             other.join()
-            # The first one has left, and the setting is still neutral for this one.
+            # The first one has left, and the setting is still default_settings for this one.
             assert torch.get_default_dtype() == torch.float32
-        with pytest.raises(ZeroDivisionError), neutral():
+        with pytest.raises(ZeroDivisionError), default_settings():
             raise ZeroDivisionError
         assert torch.get_default_dtype() == torch.float64
     assert torch.get_default_dtype() == before

@@ -34,11 +34,11 @@ from verifiable_relu.supervisor.forks import most_shares, run_shares
 
 pytestmark = pytest.mark.skipif(most_shares(2) == 1, reason="processes are copied on Linux alone")
 
-SLOW = Branching(steps=1, finishing=0, batch=8)
+SLOW = Branching(steps=1, finishing_steps=0, batch=8)
 """A search that makes many sub-problems of a small network."""
 
-TREES = Bab(search=SLOW, schedule=Schedule(refinement=None, improve=None), alone=0)
-REFINED = Bab(search=SLOW, schedule=Schedule(Refinement(leaves=8), first=0, refinement_share=0), alone=0)
+TREES = Bab(search=SLOW, schedule=Schedule(refinement=None, improve=None), solo_work=0)
+REFINED = Bab(search=SLOW, schedule=Schedule(Refinement(leaves=8), first_work=0, refinement_share=0), solo_work=0)
 SPLIT = InputSplit(batch=4, share_after_s=0)
 PROCESSES = 3
 

@@ -161,7 +161,7 @@ def test_instances_survive_writing_and_reading(tmp_path: Path) -> None:
         (",p.vnnlib,1", "a file name is empty"),
         ("a.onnx,p\0.vnnlib,1", ""),
         ("a.onnx," + "p" * 200_000 + ",1", "field larger than"),
-        ("a.onnx,p.vnnlib,soon", "'soon' is no number of seconds"),
+        ("a.onnx,p.vnnlib,soon", "'soon' is not a number of seconds"),
         ("a.onnx,p.vnnlib,-1", "the timeout is -1 s"),
         ("a.onnx,p.vnnlib,nan", "the timeout is nan s"),
         ("a.onnx,p.vnnlib,inf", "the timeout is inf s"),
@@ -338,9 +338,12 @@ def test_the_command_gzips_without_a_date_and_names_as_asked(problem: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--images", "4", "--eps", "1/255"], "images.npz: there is no image 4 among the 4"),
+        (["--images", "4", "--eps", "1/255"], "images.npz: image 4 does not exist: there are 4"),
         (["--images", "0-1", "--eps", "1/255", "--name", "mine"], "--name names one property, but the options make 2"),
-        (["--correct", "4", "--eps", "1/255"], "images.npz: only 3 of 4 images are classified correctly"),
+        (
+            ["--correct", "4", "--eps", "1/255"],
+            "images.npz: only 3 of 4 images classified correctly: ask for fewer",
+        ),
         (["--images", "0", "--eps", "1", "--data", "no.npz"], "no.npz: no such file"),
         (["--images", "0", "--eps", "1", "--data", "imagenet"], "no data set 'imagenet'"),
         (["--images", "0", "--eps", "1", "--net", "no.onnx"], "no.onnx: "),

@@ -218,10 +218,10 @@ def test_records_say_when_where_and_by_what_command_they_came_to_be(tmp_path: Pa
 
 def test_a_record_of_another_version_is_refused_by_a_line_that_says_so(folder: Path) -> None:
     good, sat = lines(folder)
-    older = changed(good, mended=..., versions={"verifiable_relu": "0.1.0"})
+    older = changed(good, repairs=..., versions={"verifiable_relu": "0.1.0"})
     (folder / "records.jsonl").write_bytes(older + sat)
     said = (
-        r"line 1: not a record: a record of another version of verifiable_relu \(0\.1\.0\), which differs in 'mended'"
+        r"line 1: not a record: a record of another version of verifiable_relu \(0\.1\.0\), which differs in 'repairs'"
     )
     with pytest.raises(InputError, match=said + ".*--repair"):
         Store(folder)

@@ -253,7 +253,7 @@ def test_a_loss_that_explodes_is_reported() -> None:
         ({"eps": 1.0}, "--eps: must be below 1"),
         ({"switch": 1.0}, "--switch: must be below 1"),
         ({"rate": 0.0}, "--rate: must be a positive number"),
-        ({"model": "lenet"}, "'lenet' is none of mlp, cnn"),
+        ({"model": "lenet"}, "'lenet' is not one of mlp, cnn"),
         ({"schedule": "cubic"}, "--schedule"),
         ({"hidden": (10, 0)}, "--hidden"),
         ({"hidden": (5,) * 3000}, "--hidden"),

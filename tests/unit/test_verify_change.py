@@ -53,20 +53,20 @@ def test_a_difference_beyond_what_is_proven_or_seen() -> None:
     first, second = model(), model(1e-2)
     seen = float(sampled(first, second, 0.1).abs().max())
     most = float(verify_change(first, second, IMAGES, 0.1).largest.max())
-    assert {r.answer for r in verify_change(first, second, IMAGES, 0.1, beyond=most * 1.01).results} == {"unsat"}
-    answers = [r.answer for r in verify_change(first, second, IMAGES, 0.1, beyond=seen * 0.99).results]
+    assert {r.answer for r in verify_change(first, second, IMAGES, 0.1, delta=most * 1.01).results} == {"unsat"}
+    answers = [r.answer for r in verify_change(first, second, IMAGES, 0.1, delta=seen * 0.99).results]
     assert "sat" in answers
 
 
 def test_the_same_class() -> None:
     first = model()
-    close = verify_change(first, model(1e-6), IMAGES, 0.001, same_class=True).results
+    close = verify_change(first, model(1e-6), IMAGES, 0.001, top1=True).results
     assert [r.answer for r in close] == ["unsat"] * 3
     other = model()
     with torch.no_grad():
         other[-1].weight.mul_(-1)  # type: ignore[operator, union-attr]
         other[-1].bias.mul_(-1)  # type: ignore[operator, union-attr]
-    assert [r.answer for r in verify_change(first, other, IMAGES, 0.001, same_class=True).results] == ["sat"] * 3
+    assert [r.answer for r in verify_change(first, other, IMAGES, 0.001, top1=True).results] == ["sat"] * 3
 
 
 def test_the_swap_of_a_family() -> None:
@@ -74,7 +74,7 @@ def test_the_swap_of_a_family() -> None:
         return LambdaGELU(20.0)
 
     smooth, hard = model(gate=gate), model()  # type: ignore[arg-type]
-    found = verify_change(smooth, None, IMAGES, 0.1, joint=True, beyond=0.5)
+    found = verify_change(smooth, None, IMAGES, 0.1, family=True, delta=0.5)
     check(found, sampled(smooth, hard, 0.1))
     assert {r.answer for r in found.results} == {"unsat"}
 
@@ -92,8 +92,8 @@ def test_other_builds_are_bounded_each_by_itself() -> None:
     [
         (None, {}, "a second model is needed"),
         (nn.Linear(4, 2), {}, "3 outputs and .* 2 outputs"),
-        (model(), {"beyond": 0}, "is positive, not 0"),
-        (model(), {"beyond": 1, "same_class": True}, "one question"),
+        (model(), {"delta": 0}, "must be positive, got 0"),
+        (model(), {"delta": 1, "top1": True}, "one question"),
     ],
 )
 def test_bad_input(second: nn.Module | None, options: dict[str, object], said: str) -> None:

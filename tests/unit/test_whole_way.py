@@ -15,7 +15,7 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
-from verifiable_relu import Around, certify, verify, verify_change
+from verifiable_relu import Perturbation, certify, verify, verify_change
 from verifiable_relu.api.changing import compared
 from verifiable_relu.bounds.backward import Relaxation
 from verifiable_relu.bounds.linear_bounds import bound_by_crown, lower_of_rows
@@ -105,11 +105,11 @@ def test_bounds_hold_for_every_member(files: tuple[Path, Path]) -> None:
 
 def test_one_answer_about_all(files: tuple[Path, Path]) -> None:
     labels = read_onnx(files[0])(torch.tensor(IMAGES)).argmax(1)
-    options = {"joint": LAM, "arithmetic": "float32", "also": files[1]}
+    options = {"family": LAM, "arithmetic": "float32", "other_models": files[1]}
     small = verify(files[0], IMAGES, labels, 1e-4, **options)  # type: ignore[arg-type]
     assert "unsat" in {r.answer for r in small}
     # Of a family in float32 beside another file no evaluation is run: such a counterexample stays unknown.
-    wrong = verify(files[0], IMAGES, (labels + 1) % 3, 0.05, arithmetic="float32", also=files[1])
+    wrong = verify(files[0], IMAGES, (labels + 1) % 3, 0.05, arithmetic="float32", other_models=files[1])
     assert [r.answer for r in wrong] == ["sat"] * 6
     assert all(r.arithmetic == "float32" and r.outputs is not None and len(r.outputs) == 6 for r in wrong)
     alone = [verify(model, IMAGES, labels, 0.02, arithmetic="float32") for model in files]
@@ -126,10 +126,10 @@ def test_one_certificate_of_the_whole_way(files: tuple[Path, Path], tmp_path: Pa
         weights = numpy_helper.to_array(tensor)
         tensor.CopyFrom(numpy_helper.from_array(np.where(np.abs(weights) < 0.01, 0, weights), tensor.name))
     onnx.save(model, pruned)
-    options = {"joint": LAM, "arithmetic": "float32", "certificates": tmp_path}
-    (small,) = verify(files[0], IMAGES[:1], labels[:1], 0.01, also=files[1], **options)  # type: ignore[arg-type]
+    options = {"family": LAM, "arithmetic": "float32", "certificates": tmp_path}
+    (small,) = verify(files[0], IMAGES[:1], labels[:1], 0.01, other_models=files[1], **options)  # type: ignore[arg-type]
     assert small.answer == "unsat" and "its rounding is not known" in small.detail and str(small.trust) != "checked"
-    options["also"] = pruned
+    options["other_models"] = pruned
     found = [r for r in verify(files[0], IMAGES, labels, 0.01, **options) if r.answer == "unsat"]  # type: ignore[arg-type]
     assert found and all(str(r.trust) == "checked" for r in found)
     path = Path(found[0].certificate)
@@ -146,8 +146,12 @@ def test_one_certificate_of_the_whole_way(files: tuple[Path, Path], tmp_path: Pa
     forged.write_bytes("\n".join(json.dumps(r) for r in [records[0] | {"joint": ["1", "1"]}, *records[1:]]).encode())
     with pytest.raises(Refused):
         check(forged, files[0], spec, None, pruned)
-    for model, more in ((files[0].read_bytes(), {}), (files[0], {"normalize": (0, 1)}), (files[0], {"also": files})):
-        with pytest.raises(InputError, match="certificates= needs model and at most one of also= as paths"):
+    for model, more in (
+        (files[0].read_bytes(), {}),
+        (files[0], {"normalize": (0, 1)}),
+        (files[0], {"other_models": files}),
+    ):
+        with pytest.raises(InputError, match="needs the model and at most one of other_models= as paths of files"):
             verify(model, IMAGES, labels, 0.01, certificates=tmp_path, **more)  # type: ignore[arg-type]
 
 
@@ -157,7 +161,7 @@ def test_one_certificate_of_the_whole_way(files: tuple[Path, Path], tmp_path: Pa
         ("1/255", {}),
         (0.05, {}),
         (0.01, {"arithmetic": "float32"}),
-        (0.01, {"joint": LAM}),
+        (0.01, {"family": LAM}),
         (0.01, {"method": "crown"}),
     ],
     ids=str,
@@ -181,7 +185,7 @@ def test_one_file_has_certificates_of_its_own(
 
 
 def test_a_counterexample_in_an_l2_ball_has_no_certificate(files: tuple[Path, Path], tmp_path: Path) -> None:
-    (result,) = verify(files[0], IMAGES[:1], [0], 0.01, around=Around(norm=2), certificates=tmp_path)
+    (result,) = verify(files[0], IMAGES[:1], [0], 0.01, perturbation=Perturbation(norm=2), certificates=tmp_path)
     assert not result.certificate and str(result.trust) != "checked"
     assert "no certificate" in result.detail and "ball" in result.detail
 
@@ -193,12 +197,12 @@ def test_a_model_of_another_input_shape_is_not_asked_about_permuted_pixels() -> 
         model = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
         made.append(write_onnx(from_torch(model, shape)))
     image = np.full((1, 1, 2, 3), 0.5, np.float32)
-    with pytest.raises(InputError, match="not alike"):
-        verify(made[0], image, [0], 0.1, also=nn.Sequential(nn.Flatten(), nn.Linear(6, 2)))
+    with pytest.raises(InputError, match="unlike the first model"):
+        verify(made[0], image, [0], 0.1, other_models=nn.Sequential(nn.Flatten(), nn.Linear(6, 2)))
     for other in made[1:]:
-        with pytest.raises(InputError, match="not alike"):
-            verify(made[0], image, [0], 0.01, also=other)
-        with pytest.raises(InputError, match="not compared"):
+        with pytest.raises(InputError, match="unlike the first model"):
+            verify(made[0], image, [0], 0.01, other_models=other)
+        with pytest.raises(InputError, match="cannot be compared"):
             compared(read_onnx(made[0]), read_onnx(other), [])
         with pytest.raises(InputError, match="takes"):
             verify_change(made[0], other, image, 0.01)
@@ -220,7 +224,7 @@ def test_a_gelu_that_runs_has_to_be_a_member_of_its_family(tmp_path: Path) -> No
     net, spec, folder = tmp_path / "gelu.onnx", tmp_path / "p.vnnlib", tmp_path / "proofs"
     net.write_bytes(write_onnx(from_torch(gelu, (1,))))
     read = read_onnx(net)
-    with pytest.raises(InputError, match="none of the family"):
+    with pytest.raises(InputError, match="not in the family"):
         execution_model(read, "float32", 160)
     assert (
         execution_model(read, "float32", 1).arithmetic == "float32"
@@ -228,7 +232,7 @@ def test_a_gelu_that_runs_has_to_be_a_member_of_its_family(tmp_path: Path) -> No
     )
     write_property(spec)
     asked = ["--spec", str(spec), "--net", str(net), "--arithmetic", "float32", "--certificates", str(folder)]
-    assert certify.main([*asked, "--joint", "1", "--method", "crown"]) == 0
+    assert certify.main([*asked, "--family", "1", "--method", "crown"]) == 0
     (path,) = folder.glob("*.jsonl.gz")
     assert "λ ≥ 1," in check(path, net, spec, "float32")
     first, *rest = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
@@ -279,6 +283,6 @@ def test_a_family_of_a_multiple_that_runs_has_no_certificate_unless_it_begins_th
     write_property(spec)
     asked = ["--spec", str(spec), "--net", str(net), "--arithmetic", "float32", "--method", "crown"]
     for lam, kept in (("1", 0), ("4", 1)):
-        assert certify.main([*asked, "--joint", lam, "--certificates", str(folder / lam)]) == 0
+        assert certify.main([*asked, "--family", lam, "--certificates", str(folder / lam)]) == 0
         found = list((folder / lam).glob("*.jsonl.gz"))
         assert len(found) == kept and all("λ ≥ 1," in check(path, net, spec, "float32") for path in found)

@@ -15,7 +15,7 @@ from tests.soundness.kinds import pair
 from tests.support import nets
 from verifiable_relu.bounds.zonotopes import Zonotopes, mirrors
 from verifiable_relu.ir.exact import evaluate_exact
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.linear import Dense
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Network, Op, Source
@@ -128,7 +128,7 @@ def relu_network(weight: Sequence[Sequence[float]], bias: Sequence[float], after
     ops = (
         Input(name="x", size=first[0].shape[1]),
         Affine(name="z", inputs=(0,), size=n, map=Dense(first[0]), bias=first[1]),
-        Elementwise(name="r", inputs=(1,), size=n, function=Kinked()),
+        Elementwise(name="r", inputs=(1,), size=n, function=PiecewiseLinear()),
         Affine(name="y", inputs=(2,), size=len(after), map=Dense(torch.tensor(after))),
     )
     return Network(ops, Source((2,), (len(after),)))

@@ -2,7 +2,7 @@
 
 from verifiable_relu.api.changing import Change as Change
 from verifiable_relu.api.changing import verify_change as verify_change
-from verifiable_relu.api.verifying import Around as Around
+from verifiable_relu.api.verifying import Perturbation as Perturbation
 from verifiable_relu.api.verifying import Radii as Radii
 from verifiable_relu.api.verifying import Results as Results
 from verifiable_relu.api.verifying import certified_radius as certified_radius

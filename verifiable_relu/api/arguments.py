@@ -22,7 +22,7 @@ from verifiable_relu.ir.network import Network, Pair, Source
 from verifiable_relu.readers import from_torch, read_onnx, runner
 from verifiable_relu.readers.builder import OpBuilder, Value
 from verifiable_relu.readers.derived import Derived, reciprocal, rounded
-from verifiable_relu.settings import as_given
+from verifiable_relu.settings import user_settings
 from verifiable_relu.spec.balls import exact_number
 
 _EXACT_INTEGERS = 2**53  # Up to here, every integer is a float64 number.
@@ -34,7 +34,7 @@ Model = nn.Module | Network | Path | str | bytes
 def array(values: object, what: str) -> np.ndarray:
     """Return a tensor, an array or nested lists as a numpy array; a tensor's floating-point numbers become float64."""
     if isinstance(values, np.ma.MaskedArray):
-        raise InputError(f"{what}: a masked array, in which numbers may be missing, is no array of numbers")
+        raise InputError(f"{what}: a masked array may lack numbers: fill them in first")
     try:
         if isinstance(values, Tensor):
             held = values.detach().cpu()
@@ -52,7 +52,7 @@ def pixels(images: np.ndarray | Tensor) -> np.ndarray:
     if found.ndim < 2:
         raise InputError(f"images of shape {found.shape} where (n, *input shape) is expected")
     if found.dtype.kind in "iu" and found.size and max(-int(found.min()), int(found.max())) > _EXACT_INTEGERS:
-        raise InputError("a pixel is an integer beyond 2^53, which is no float64 number")
+        raise InputError("a pixel is an integer beyond 2^53, which float64 does not hold exactly")
     found = found.astype(np.float64)
     bad = np.argwhere(~np.isfinite(found))
     if len(bad):
@@ -64,7 +64,7 @@ def samples(images: Any, labels: Any) -> tuple[Any, Any]:
     """Return images and labels with an axis of samples: of one image and its label, or all that a DataLoader yields."""
     if isinstance(images, DataLoader):
         if labels is not None:
-            raise InputError("a DataLoader yields images and labels: no others are given")
+            raise InputError("a DataLoader yields labels, too: leave out labels=")
         try:
             pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in images]
         except (TypeError, ValueError) as error:
@@ -93,13 +93,13 @@ def flag(value: object, what: str) -> bool:
     raise InputError(f"{what} is {value!r:.60}, neither True nor False")
 
 
-def family(joint: object) -> float | Sequence[float] | bool:
-    """Return the argument ``joint``: λ, one number or one per layer; True for the model's own, False for no family."""
-    if isinstance(joint, bool | np.bool_):
-        return bool(joint)
-    found = array(None if isinstance(joint, str | bytes | Mapping | set) else joint, "joint")
+def family(value: object) -> float | Sequence[float] | bool:
+    """Return the argument ``family``: λ, one number or one per layer; True for the model's own, False for no family."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    found = array(None if isinstance(value, str | bytes | Mapping | set) else value, "family")
     if found.dtype.kind not in "fiu" or found.ndim > 1:
-        raise InputError(f"joint is {joint!r:.60}, neither a number, nor one for each layer, nor True or False")
+        raise InputError(f"family is {value!r:.60}, neither a number, nor one for each layer, nor True or False")
     return [float(number) for number in found] if found.ndim else float(found)
 
 
@@ -176,7 +176,7 @@ def network(model: Model, shape: tuple[int, ...], normalize: Any = None, argumen
         case Network():
             read = model
         case nn.Module():
-            with as_given():
+            with user_settings():
                 traced = from_torch(model, shape, type(model).__name__, exact=True, argument=argument)
             found = Source(traced.source.input_shape, traced.source.output_shape, run=runner(model, argument))
             read = replace(traced, source=found)

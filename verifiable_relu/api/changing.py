@@ -23,7 +23,7 @@ from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
 from verifiable_relu.ir.transform import NetworkPart, combine, matched
 from verifiable_relu.search.property_rows import input_box
-from verifiable_relu.settings import neutral
+from verifiable_relu.settings import default_settings
 from verifiable_relu.spec import Property, Query, linf_properties
 from verifiable_relu.spec.balls import exact_number
 from verifiable_relu.spec.property import Polytope, Row
@@ -59,15 +59,15 @@ class Change:
         return f"<Change: at most {self.largest.max(initial=0):.3g} around {len(self.lower)} images, {self.results}>"
 
 
-@neutral()
+@default_settings()
 def verify_change(
     first: Model,
     second: Model | None,
     images: np.ndarray | Tensor,
     eps: Number | np.ndarray | Tensor | Sequence[Number],
     *,
-    beyond: Number | None = None,
-    same_class: bool = False,
+    delta: Number | None = None,
+    top1: bool = False,
     clip: tuple[Number, Number] = (0, 1),
     **options: Any,
 ) -> Change:
@@ -78,35 +78,35 @@ def verify_change(
 
     Args:
         first: as ``model`` in ``verify``.
-        second: as ``first``. Without it, ``joint`` is given, and the second model is the network with ReLU.
+        second: as ``first``. Without it, ``family`` is given, and the second model is the network with ReLU.
         images: as in ``verify``.
         eps: as in ``verify``.
-        beyond: asks whether any output differs by this much or more.
-        same_class: asks whether both give the largest output to different classes; a tie counts as different.
+        delta: asks whether some output differs by this much or more.
+        top1: asks whether the largest outputs are of different classes; a tie counts as different.
         clip: the least and the greatest valid value of a pixel.
-        options: ``method``, ``timeout``, ``normalize``, ``argument``, ``joint``, ``arithmetic``, ``device``, ``memory``
-            and ``progress``, as in ``verify``. With ``joint``, the first stands for all networks with λ'-GELU, λ' ≥ λ,
-            or ReLU in the place of its activations. Their *sat* is not decided, for a counterexample is an input of one
-            network. The arithmetic is that of what runs both: the bounds are of any evaluation of each.
+        options: ``method``, ``timeout``, ``normalize``, ``argument``, ``family``, ``arithmetic``, ``device``,
+            ``memory`` and ``progress``, as in ``verify``. With ``family``, the first model stands for ReLU and all
+            λ'-GELU, λ' ≥ λ, in place of its activations; *sat* is not decided then, because a counterexample belongs to
+            one network. Both models run in ``arithmetic``: the bounds hold for any evaluation of each.
 
     Returns:
-        The proven bounds, and for each image what was asked: *unsat* where no input of the ball does it.
+        The proven bounds, and the answer for each image: *unsat* if no input of the ball does what was asked.
 
     Raises:
         InputError: (a ``ValueError``) for a bad model, shape or number, or models whose shapes differ.
     """
     chosen, pixels = VerifyOptions(**options), arguments.pixels(images)
     shape = pixels.shape[1:]
-    if second is None and arguments.family(chosen.joint) is False:
-        raise InputError("a second model is needed, or joint, which makes it the network with ReLU")
+    if second is None and arguments.family(chosen.family) is False:
+        raise InputError("a second model is needed, or family=, with which it is the network with ReLU")
     one = chosen.read(first, shape)
-    other = one.limit if second is None else chosen.read(second, shape, joint=False)
+    other = one.limit if second is None else chosen.read(second, shape, as_family=False)
     for network in (one, other):
         if network.source.input_shape != shape:
             raise InputError(f"images of shape {shape}, but a network takes {network.source.input_shape}")
     names, given = [f"image {i}" for i in range(len(pixels))], arguments.radii(eps)
     balls = linf_properties(pixels, [0] * len(pixels), given, 2, clip, names)  # type: ignore[arg-type]
-    question = unsafe(one.output_size, beyond, arguments.flag(same_class, "same_class"))
+    question = unsafe(one.output_size, delta, arguments.flag(top1, "top1"))
     return compared(one, other, balls, question, chosen)
 
 
@@ -129,7 +129,7 @@ def compared(
         first, second = (
             f"'{n.name}' of inputs {list(n.source.input_shape)} and {n.output_size} outputs" for n in (one, other)
         )
-        raise InputError(f"{first} and {second} are not compared")
+        raise InputError(f"{first} and {second} cannot be compared: their shapes differ")
     for prop in boxes:
         if prop.box.size != size:
             raise InputError(f"a box of {prop.box.size} inputs, but the networks have {size}", place=prop.name)
@@ -142,7 +142,7 @@ def compared(
     return Change(bounds.lower.numpy(), bounds.upper.numpy(), bool(matched(one, other)), results)
 
 
-def unsafe(count: int, beyond: Number | None = None, same_class: bool = False) -> tuple[Polytope, ...]:
+def unsafe(count: int, delta: Number | None = None, top1: bool = False) -> tuple[Polytope, ...]:
     """Return the outputs of two networks with ``count`` each that ``verify_change`` asks for; empty for none.
 
     Raises an InputError for both questions at once, a difference that is not positive, or classes of a single output.
@@ -151,14 +151,14 @@ def unsafe(count: int, beyond: Number | None = None, same_class: bool = False) -
     def row(coefficients: dict[int, int], bound: Fraction = Fraction(0)) -> Row:
         return Row(tuple((i, Fraction(c)) for i, c in sorted(coefficients.items())), bound)
 
-    if beyond is not None and same_class:
-        raise InputError("one question is asked: a difference beyond a number, or the same class")
-    if beyond is not None:
-        most = exact_number(beyond, "beyond")
+    if delta is not None and top1:
+        raise InputError("delta and top1 are one question each: give one of them")
+    if delta is not None:
+        most = exact_number(delta, "delta")
         if most <= 0:
-            raise InputError(f"the difference that is asked for is positive, not {beyond}")
+            raise InputError(f"delta must be positive, got {delta}")
         return tuple((row({k: sign, count + k: -sign}, -most),) for k in range(count) for sign in (1, -1))
-    if not same_class:
+    if not top1:
         return ()
     if count < 2:
         raise InputError(f"the networks have {count} output, but classes are compared")

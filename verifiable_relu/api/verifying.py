@@ -19,14 +19,14 @@ from verifiable_relu.api import arguments
 from verifiable_relu.api.arguments import Model
 from verifiable_relu.campaign import Case, Result, open_certificates, run
 from verifiable_relu.campaign.console import Watcher
-from verifiable_relu.campaign.inputs import believe, chosen
+from verifiable_relu.campaign.inputs import chosen, compare_on_boxes
 from verifiable_relu.errors import InputError
 from verifiable_relu.execution.model import execution_model
 from verifiable_relu.execution.replay import replay
 from verifiable_relu.ir.network import Network
 from verifiable_relu.ir.transform import NetworkPart, combine
 from verifiable_relu.search.outcomes import Verdict
-from verifiable_relu.settings import neutral
+from verifiable_relu.settings import default_settings
 from verifiable_relu.spec import Ball, Property, Query, SpecFile, linf_properties, queries, read_vnnlib
 from verifiable_relu.spec.balls import exact_number, targeted
 from verifiable_relu.spec.property import Polytope, nearest, round_down, round_up
@@ -61,7 +61,7 @@ class Results(list[Result]):
 
 
 @dataclass(frozen=True, eq=False)
-class Around:
+class Perturbation:
     """Question about each image, apart from a radius.
 
     Attributes:
@@ -124,16 +124,16 @@ class VerifyOptions:
     timeout: Any = 60.0
     normalize: tuple[object, object] | None = None
     argument: str | None = None
-    joint: float | Sequence[float] | bool = False
+    family: float | Sequence[float] | bool = False
     arithmetic: str = "real"
     device: str = "cpu"
     memory: int | None = None
     progress: bool = False
 
-    def read(self, model: Model, shape: tuple[int, ...], joint: bool = True) -> Network:
-        """Return the network of a model, as its arithmetic runs it, and as a family unless ``joint`` is False here."""
+    def read(self, model: Model, shape: tuple[int, ...], as_family: bool = True) -> Network:
+        """Return the network of a model as ``arithmetic`` runs it; ``as_family``: with the family that was asked."""
         network = arguments.network(model, shape, self.normalize, self.argument)
-        return execution_model(network, self.arithmetic, arguments.family(self.joint) if joint else False)
+        return execution_model(network, self.arithmetic, arguments.family(self.family) if as_family else False)
 
     def answer(
         self,
@@ -155,12 +155,12 @@ class VerifyOptions:
 
             asked = InBalls(asked)
         cases = [Case(network.name, name, tuple(queries), float(limit)) for name, queries in questions]
-        believe(network, [query.property for case in cases for query in case.queries])
+        compare_on_boxes(network, [query.property for case in cases for query in case.queries])
         with Watcher(len(cases), quiet=not progress) as observer:
             return Results(run(cases, asked, observer=observer, budget=budget, certificates=certificates))
 
 
-@neutral()
+@default_settings()
 def verify(
     model: Model,
     images: np.ndarray | Tensor,
@@ -169,12 +169,12 @@ def verify(
     method: str = "auto",
     timeout: float = 60.0,
     *,
-    around: Around = Around(),
-    also: Model | Sequence[Model] = (),
+    perturbation: Perturbation = Perturbation(),
+    other_models: Model | Sequence[Model] = (),
     certificates: Path | str | None = None,
     normalize: tuple[object, object] | None = None,
     argument: str | None = None,
-    joint: float | Sequence[float] | bool = False,
+    family: float | Sequence[float] | bool = False,
     arithmetic: str = "real",
     device: str = "cpu",
     memory: int | None = None,
@@ -186,30 +186,30 @@ def verify(
 
     Args:
         model: a torch module, which is read in evaluation mode; a ``Network``; or an ONNX file, by path or as bytes.
-        images: (n, *input shape), in the units of ``around.clip``; each number is taken exactly, bit for bit. A
+        images: (n, *input shape), in the units of ``perturbation.clip``; each number is taken exactly, bit for bit. A
             ``DataLoader`` that yields images and labels stands for both, and with a single label there is one image.
-        labels: (n,), the true classes; not needed with ``around.targets``.
+        labels: (n,), the true classes; not needed with ``perturbation.targets``.
         eps: the radius, ≥ 0, in the same units; ``Fraction(1, 255)`` and ``"1/255"`` stay exact. Several are one for
             each image, (n,), or, for L∞, one for each pixel in a shape that broadcasts to that of ``images``. All
             numbers may be numpy scalars, or tensors without axes.
         method: the name of a verifier.
         timeout: seconds for each image.
-        around: norm, valid pixels, masks and targets.
-        also: further models of the same images, such as the int8 file, which are to give the label, too: one question,
-            and one proof, about all. They are taken in the same arithmetic, without ``joint``.
-        certificates: a folder for certificates, with the property of each next to it; the model and at most one of
-            ``also`` are given by their paths. Each certificate is checked at once (``Result.certificate``). An
-            *unsat* whose certificate is refused stands as ``rounded``, with a note; such a *sat* becomes *unknown*. Of
-            two models, only *unsat* has one.
+        perturbation: norm, valid pixels, masks and targets.
+        other_models: further models of the same images, such as the int8 file, which must give the label, too: one
+            question, and one proof, about all models. They run in the same arithmetic, without ``family``.
+        certificates: a folder for certificates and the property of each. The model and at most one other model are
+            given by their paths. Each certificate is checked at once (``Result.certificate``). An *unsat* whose
+            certificate is refused stands as ``rounded``, with a note; such a *sat* becomes *unknown*. With two models,
+            only *unsat* has a certificate.
         normalize: mean and std, each one number or one for each channel, of a normalisation of the input that is not
             part of the model; images and ``eps`` are in the units before it.
         argument: the name of the argument of a torch module that takes the images; None stands for the first one. What
             the module returns is a tensor, or holds one alone or one called ``logits``.
-        joint: asks at once for the ReLU network and for all networks with λ'-GELU, λ' ≥ λ, in place of ReLU. The value
+        family: asks at once for the ReLU network and for all networks with λ'-GELU, λ' ≥ λ, in place of ReLU. The value
             is λ, for the network or for each layer; True takes that of the model's own λ-GELUs.
         arithmetic: ``real``, or the arithmetic of what runs the model's ONNX file (``write_onnx`` makes one of other
             models): ``float32``, ``tf32``, ``bfloat16`` or ``float16``. The answer is then about every evaluation of
-            the file, in any order of its sums, and with ``joint`` about real arithmetic, too.
+            the file, in any order of its sums, and with ``family`` about real arithmetic, too.
         device: the torch device on which bounds and attack run.
         memory: the bytes that bounds may hold at once, approximately, for methods with such a limit; None leaves the
             method's own.
@@ -227,8 +227,8 @@ def verify(
     images, labels = arguments.samples(images, labels)
     if images is None or eps is None:
         raise InputError("images, labels (or targets) and eps are needed; verify_properties asks without them")
-    options = VerifyOptions(method, timeout, normalize, argument, joint, arithmetic, device, memory, progress)
-    count, ask = _asking(model, images, labels, around, also, certificates, **vars(options))
+    options = VerifyOptions(method, timeout, normalize, argument, family, arithmetic, device, memory, progress)
+    count, ask = _asking(model, images, labels, perturbation, other_models, certificates, **vars(options))
     return ask(range(count), eps)
 
 
@@ -236,41 +236,43 @@ def _asking(
     model: Model,
     images: Any,
     labels: Any,
-    around: Around = Around(),
-    also: Model | Sequence[Model] = (),
+    perturbation: Perturbation = Perturbation(),
+    other_models: Model | Sequence[Model] = (),
     certificates: Path | str | None = None,
     **given: Any,
 ) -> tuple[int, Callable[[Iterable[int], Any], Results]]:
     """Return the number of images, and a function that asks about some of them, by number, and a radius of all."""
     if "eps" in given:
-        raise InputError("several radii are asked about images; eps has no meaning with them")
+        raise InputError("eps= is an argument of verify alone: here the radii are asked one after another")
     options = VerifyOptions(**given)
-    if not isinstance(around, Around):
-        raise InputError(f"around is {around!r:.60}, no Around")
-    if labels is None and around.targets is None:
+    if not isinstance(perturbation, Perturbation):
+        raise InputError(f"perturbation must be a Perturbation, not {perturbation!r:.60}")
+    if labels is None and perturbation.targets is None:
         raise InputError("images, labels (or targets) and eps are needed; verify_properties asks without them")
     pixels = arguments.pixels(images)
     network = options.read(model, pixels.shape[1:])
-    others = [also] if isinstance(also, Path | str | bytes | torch.nn.Module | Network) else list(also)
-    parts = [network, *(options.read(other, pixels.shape[1:], joint=False) for other in others)]
+    single = (Path, str, bytes, torch.nn.Module, Network)
+    others = [other_models] if isinstance(other_models, single) else list(other_models)
+    parts = [network, *(options.read(other, pixels.shape[1:], as_family=False) for other in others)]
     whole = _together(parts) if others else network
     files, named = [model, *others], None if certificates is None else Path(certificates)
     if named and (len(files) > 2 or options.normalize or not all(isinstance(file, Path | str) for file in files)):
-        raise InputError("certificates= needs model and at most one of also= as paths of files, and no normalize=")
+        said = "certificates= needs the model and at most one of other_models= as paths of files, and no normalize="
+        raise InputError(said)
     kept = open_certificates(named, list(map(str, files)), parts)
 
     def moved(polytope: Polytope, start: int) -> Polytope:
         return tuple(replace(row, coefficients=tuple((i + start, c) for i, c in row.coefficients)) for row in polytope)
 
     def ask(numbers: Iterable[int], eps: Any) -> Results:
-        properties = around.properties(network, pixels, labels, eps)
+        properties = perturbation.properties(network, pixels, labels, eps)
         starts = range(0, whole.output_size, network.output_size)
         if others:
             # What is said of the first network's outputs is said of every network's.
             unsafe = [tuple(moved(each, start) for start in starts for each in p.unsafe) for p in properties]
             properties = [replace(p, unsafe=each) for p, each in zip(properties, unsafe, strict=True)]
         questions = [(f"image {i}", [Query(whole, properties[i])]) for i in numbers]
-        return options.answer(whole, questions, around.order != math.inf, kept)
+        return options.answer(whole, questions, perturbation.order != math.inf, kept)
 
     return len(pixels), ask
 
@@ -281,12 +283,12 @@ def _together(parts: Sequence[Network]) -> Network:
     for other in parts[1:]:
         if (other.source.input_shape, other.output_size) != (first.source.input_shape, first.output_size):
             said = f"takes inputs of shape {list(other.source.input_shape)} and has {other.output_size} outputs"
-            raise InputError(f"'{other.name}' {said}: not alike")
+            raise InputError(f"'{other.name}' {said}, unlike the first model")
     size = first.input_size
     return combine([NetworkPart(f"part {i}", part, range(size)) for i, part in enumerate(parts)], size, replay)
 
 
-@neutral()
+@default_settings()
 def verify_properties(
     model: Model, properties: Asked | Sequence[Asked], method: str = "auto", timeout: float = 60.0, **options: Any
 ) -> Results:
@@ -297,7 +299,7 @@ def verify_properties(
         properties: a property (``spec.box_property``), the path of a VNN-LIB file, or a sequence of them.
         method: as in ``verify``.
         timeout: as in ``verify``.
-        options: ``normalize``, ``argument``, ``joint``, ``arithmetic``, ``device``, ``memory`` and ``progress``, as in
+        options: ``normalize``, ``argument``, ``family``, ``arithmetic``, ``device``, ``memory`` and ``progress``, as in
             ``verify``.
 
     Returns:
@@ -314,7 +316,7 @@ def verify_properties(
         if not isinstance(spec, Property | SpecFile):
             raise InputError(f"a property is a Property or a VNN-LIB file, not {spec!r:.40}")
     if not specs:
-        raise InputError("there are no properties")
+        raise InputError("no property is given")
     # The shape of the input sample, which only torch modules need.
     first = specs[0]
     shape = (first.box.size,) if isinstance(first, Property) else first.inputs.shape
@@ -343,7 +345,7 @@ class Radii:
     rounds: int
 
 
-@neutral()
+@default_settings()
 def verify_radii(
     model: Model,
     images: np.ndarray | Tensor,
@@ -377,7 +379,7 @@ def verify_radii(
     return [Results(found[radius]) for radius in exact]
 
 
-@neutral()
+@default_settings()
 def certified_radius(
     model: Model,
     images: np.ndarray | Tensor,
@@ -400,14 +402,14 @@ def certified_radius(
             proved.
         method: the name of a verifier. A method of bounds proves at every smaller radius what it proves at a larger
             one, as a rule; a radius that is returned was itself proved in any case.
-        options: further arguments of ``verify``, such as ``around`` and ``timeout`` (seconds for an image and round).
+        options: further arguments of ``verify``, such as ``perturbation``; ``timeout`` is per image and round.
 
     Raises:
         InputError: as ``verify``, or for a bad ``upper`` or ``tolerance``.
     """
     limit, width = exact_number(upper, "upper"), exact_number(tolerance, "the tolerance")
     if limit <= 0 or width <= 0:
-        raise InputError("upper and the tolerance are positive")
+        raise InputError("upper and tolerance must be positive")
     count, ask = _asking(model, images, labels, method=method, **options)
     low, high = [Fraction(-1)] * count, [limit] * count
     refuted: list[float] = [math.inf] * count

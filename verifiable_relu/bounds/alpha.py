@@ -1,7 +1,7 @@
 """α-CROWN: every row chooses its own slopes by gradient ascent on its own bound.
 
-Source: Xu et al., Fast and Complete, arXiv 2011.13824, section 3.2. Every choice of slopes is sound, so that the search
-runs in float32 without regard to rounding; what it found is bounded once more in the dtype of the relaxation, rounding
+Source: Xu et al., Fast and Complete, arXiv 2011.13824, section 3.2. Every choice of slopes is sound, so the search
+runs in float32 and ignores rounding; the best slopes are evaluated once more in the dtype of the relaxation, rounding
 included. The ascent is Adam's (Kingma and Ba, arXiv 1412.6980, algorithm 1).
 
 **Gradients.** A bound is the least value over the box of a linear function that a row's coefficients make of the
@@ -46,8 +46,8 @@ class Ascent:
 
     Attributes:
         steps: of Adam.
-        rate: of the first step; choices live in [0, 1].
-        decay: what the rate is multiplied with after every step.
+        rate: of the first step, for choices in [0, 1].
+        decay: the factor of the rate after every step.
         check_every: steps between two looks for rows that need no better bound and are dropped.
     """
 
@@ -59,7 +59,7 @@ class Ascent:
 
 @dataclass(frozen=True, eq=False)
 class Ascended:
-    """Bounds that a search has found.
+    """Result of a search for slopes.
 
     Attributes:
         lower: (rows,) lower bounds, rounding accounted for, not below those with CROWN's slopes.
@@ -81,11 +81,11 @@ class _Choices:
         self.narrow(sample)
 
     def _of_boxes(self, relaxation: Relaxation) -> list[Tensor]:
-        """Return vectors (batch, n) that the choices need; the first one is where they start."""
+        """Return vectors (batch, n) that the choices need, their starting point first."""
         return [torch.full_like(self._bounds[0].point, 0.5)]
 
     def narrow(self, sample: Tensor) -> None:
-        """Take the rows of these samples, (rows,)."""
+        """Restrict the choices to the rows of these samples, (rows,)."""
         self._mine, *self._inputs = (x.pick(sample) for x in self._bounds)
         self.start, *self._picked = (v if len(v) == 1 else v.index_select(0, sample) for v in self._vectors)
 
@@ -141,7 +141,7 @@ class _SlopeChoices(_Choices):
         return self.op.function.relaxation(self._inputs[0].interval, low, up)
 
     def step(self, choice: Tensor) -> Step:
-        """The step with these slopes; their offsets are kept with their derivatives until ``gradient`` is asked."""
+        """Return the step with these slopes; offsets and their derivatives are kept for ``gradient``."""
         assert isinstance(self.op, Elementwise)
         if not self.op.function.piecewise_linear:
             with torch.enable_grad():
@@ -174,7 +174,7 @@ class _SlopeChoices(_Choices):
 
 
 def slopes_of(relaxation: Relaxation, index: int, choice: Tensor, sample: Tensor) -> Slopes:
-    """Return the slopes that choices t ∈ [0, 1], (rows, n) in float64, stand for at an elementwise op."""
+    """Return the slopes at an elementwise op for choices t ∈ [0, 1], (rows, n) in float64."""
     op, (source,) = relaxation.network.ops[index], relaxation.inputs(index)
     assert isinstance(op, Elementwise)
     found = op.function.slope_range(source.interval)
@@ -192,7 +192,7 @@ def ascend(
     *,
     settled: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Ascended:
-    """Return lower bounds of rows·v with slopes that are searched for, v being the value of op ``index``.
+    """Search for slopes of the bounds of rows·v, v the value of op ``index``; return the best bounds found.
 
     Args:
         relaxation: whose ops before ``index`` are bounded.
@@ -228,7 +228,7 @@ Learn = Callable[[Relaxation, int, Tensor, Tensor, Tensor, Ascended], None]
 
 
 def search_slopes(ascent: Ascent, learn: Learn | None = None) -> Search:
-    """Return ``ascend`` as ``bound_by_crown`` asks for it: better bounds of single neurons."""
+    """Return ``ascend`` in the form that ``bound_by_crown`` takes: better bounds of single neurons."""
 
     def search(relaxation: Relaxation, index: int, neuron: Tensor, sign: Tensor, sample: Tensor) -> Tensor:
         rows = sign.new_zeros(len(neuron), relaxation.network.ops[index].size)
@@ -241,7 +241,7 @@ def search_slopes(ascent: Ascent, learn: Learn | None = None) -> Search:
 
 
 def _passed(relaxation: Relaxation, index: int) -> list[int]:
-    """The ops behind the one at which rows end that rows of an op pass on their way back."""
+    """Return the ops that rows of an op pass on their way back to the op at which they end."""
     start, reached = relaxation.structure.start, {index}
     compared = relaxation.structure.compares(index)
     for i in range(index, start, -1):
@@ -251,11 +251,11 @@ def _passed(relaxation: Relaxation, index: int) -> list[int]:
 
 
 class _SlopeSearch:
-    """The search of one chunk of rows. The choices at all ops are one tensor, (rows, choices), for each step of Adam.
+    """Search of one chunk of rows; the choices at all ops are one tensor, (rows, choices), for Adam.
 
     Attributes:
         value: (rows,) the best bounds found, up to rounding.
-        best: (rows, choices) how they were found.
+        best: (rows, choices) with which they were found.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class _SlopeSearch:
         self._narrow(torch.arange(len(rows), device=rows.device))
 
     def _narrow(self, at: Tensor) -> None:
-        """Go on with the rows of these numbers."""
+        """Keep only the rows with these numbers."""
         every = len(at) == len(self._given)
         rows, self._sample = (self._given, self._samples) if every else (self._given[at], self._samples[at])
         self._at, self._rows = at, rows.to(torch.float32).unsqueeze(1)
@@ -289,7 +289,7 @@ class _SlopeSearch:
         return dict(zip(self._choices, parts, strict=True))
 
     def run(self, settled: Callable[[Tensor, Tensor], Tensor] | None) -> None:
-        """Ascend; the best choices of every row are kept, the mean of the later half of all included."""
+        """Run the ascent and keep the best choices of every row; the mean of the later half is tried, too."""
         if not self._choices or not len(self._given):
             return
         adam = Adam(self.best.clone())
@@ -314,7 +314,7 @@ class _SlopeSearch:
             self._bounded(mean)
 
     def _bounded(self, choice: Tensor) -> tuple[dict[int, Tensor], dict[int, Step], dict[int, Tensor], Tensor]:
-        """Bound the rows with these choices, and keep what is better.
+        """Bound the rows with these choices, and keep the better ones.
 
         Returns:
             The choices and steps by op, the coefficients that steps were given, and those at which rows end.
@@ -353,9 +353,9 @@ class _SlopeSearch:
         return torch.cat([gradients[i] for i in self._choices], 1)
 
     def proven(self) -> Tensor:
-        """(rows,) the bounds of the best choices, rounding accounted for, and not below those of CROWN's slopes.
+        """Return the bounds of the best choices, (rows,), rounding accounted for, never below CROWN's.
 
-        A search that began with CROWN's slopes found nothing worse, up to rounding; else rows are bounded with them.
+        A search that began with CROWN's slopes found no worse ones, up to rounding; else those are evaluated, too.
         """
         relaxation, rows = self._relaxation, self._given.unsqueeze(1)
         best = {i: choice.to(BASE) for i, choice in self.of_ops(self.best).items()}
@@ -373,13 +373,13 @@ class _SlopeSearch:
 
 
 class Adam:
-    """Choices, (rows, n), that ascend along their gradients and stay within [0, 1].
+    """Adam's ascent of choices, (rows, n), that stay within [0, 1].
 
     Args:
-        value: where they start; changed in place.
+        value: the initial choices; changed in place.
 
     Attributes:
-        value: where they are.
+        value: the current choices.
     """
 
     def __init__(self, value: Tensor) -> None:
@@ -387,12 +387,12 @@ class Adam:
         self._first, self._second, self._total = (torch.zeros_like(value) for _ in range(3))
 
     def narrow(self, keep: Tensor) -> None:
-        """Go on with the rows of these numbers."""
+        """Keep only the rows with these numbers."""
         self.value, self._total = self.value[keep], self._total[keep]
         self._first, self._second = self._first[keep], self._second[keep]
 
     def step(self, gradient: Tensor, rate: float, counts: bool = False) -> None:
-        """Take one step along the gradient; ``counts``: the choices after it are part of the mean."""
+        """Take one step along the gradient; with ``counts``, the choices after it are part of the mean."""
         self._steps += 1
         self._first.lerp_(gradient, 0.1)
         self._second.mul_(_DECAY).addcmul_(gradient, gradient, value=1 - _DECAY)
@@ -405,6 +405,6 @@ class Adam:
     def mean(self) -> Tensor | None:
         """Return the mean of the choices after each step that counts (Polyak and Juditsky); None without such a step.
 
-        Steps go to and fro about a kink. Source: SIAM J. Control Optim. 30 (1992), 838-855.
+        Steps oscillate around a kink. Source: SIAM J. Control Optim. 30 (1992), 838-855.
         """
         return self._total / self._counted if self._counted else None

@@ -4,10 +4,10 @@
     bound_by_crown(relaxation)                                   # ``crown``: bounds of every op
     found = relaxation.lower(len(network.ops) - 1, rows)         # lower bounds of rows·y over each box
 
-A row is followed through four modules: the pass is here, what one op does to it in ``steps``, a linear map's products
+To follow a row, read four modules: the pass is here, its step through one op in ``steps``, a linear map's products
 in ``ir.linear`` (within windows: ``patches``), a function's linear bounds in ``ir.functions``.
 
-**Rounding.** The pass keeps the inequality (∗) of ``steps``. It begins with A·v₀ and ends with A·(v − v₀) ≥
+**Rounding.** The pass maintains the inequality (∗) of ``steps``. It begins with A·v₀ and ends with A·(v − v₀) ≥
 −|A|·radius, both with their own rounding accounted for here; ``rows.close`` sums the constants.
 """
 
@@ -34,6 +34,7 @@ from verifiable_relu.bounds.steps import (
     ProductStep,
     Step,
     SumStep,
+    of_samples,
     underflows,
     unit_rows,
 )
@@ -65,15 +66,15 @@ class Slopes:
 
 @dataclass(eq=False)
 class _Pass:
-    """One chunk of rows on its way back.
+    """Backward pass of one chunk of rows.
 
     Attributes:
         pending: rows by the number of their op.
         constants: (groups, each) each, of (∗).
-        charges: (groups, each) each, to be taken away from them.
+        charges: (groups, each) each, rounding errors to be subtracted from them.
         sample: (groups,) of each group; None for every sample, one after another.
-        own: steps of the groups' own, by the number of their op.
-        record: takes the coefficients, (groups, each, n), that steps of nonlinear ops are given.
+        own: steps that belong to these groups alone, by the number of their op.
+        record: collects the coefficients, (groups, each, n), that reach nonlinear ops.
         compared: whether the second op of a pair is compared with the first.
     """
 
@@ -88,10 +89,10 @@ class _Pass:
 
 @dataclass(frozen=True, eq=False)
 class LowerBounds:
-    """Lower bounds of rows.
+    """Lower bounds of rows over a batch of boxes.
 
     Attributes:
-        value: (groups, each) in float64; NaN or −inf where arithmetic broke down, and never too high.
+        value: (groups, each) in float64, never too high; NaN or −inf where arithmetic broke down.
         coefficients: (groups, each, n) A of the op at which rows ended, if they were wanted, in the dtype of the pass:
             value + |A|·radius + A·(v − v₀) is a lower bound, too.
     """
@@ -111,12 +112,12 @@ class Relaxation:
     Args:
         network: its ops.
         box: of the inputs, (batch, inputs) in float64.
-        known: intervals of ops that are inputs of nonlinear ones, by number, to be used as well: (batch, n).
+        known: further intervals, (batch, n), of inputs of nonlinear ops, by number.
         dtype: of coefficients. By default they are in float32 until that widens bounds too much (``precision``).
         memory: a limit in bytes on the coefficients held at once.
         stop: asked between chunks; once it returns True the rest keeps the bounds that it has.
-        rounded: whether rounding is accounted for. Without, a box may be in any dtype, which is that of all numbers:
-            for losses of trainings.
+        rounded: whether rounding is accounted for. If not, the box may have any dtype, which all numbers then have:
+            for training losses.
 
     Attributes:
         bounds: of each op so far, in order.
@@ -155,7 +156,6 @@ class Relaxation:
 
     @property
     def device(self) -> torch.device:
-        """The device of all tensors."""
         return self.bounds[0].point.device
 
     def inputs(self, index: int) -> list[NeuronBounds]:
@@ -163,7 +163,7 @@ class Relaxation:
         return [self.bounds[i] for i in self.network.ops[index].inputs]
 
     def rough(self) -> Relaxation:
-        """Return this relaxation for passes in float32 that steer a search and prove nothing."""
+        """Return this relaxation in float32 without rounding, to steer a search that proves nothing."""
         found = copy.copy(self)
         found.rounded, found.dtype, found._steps, found._ends = False, torch.float32, {}, {}
         return found
@@ -191,10 +191,10 @@ class Relaxation:
         return self
 
     def _with_whole_ends(self, index: int, bounds: NeuronBounds) -> NeuronBounds:
-        """Move ends inward to whole numbers in the boxes in which the op's values are such.
+        """Round ends inward to whole numbers in the boxes where the op's values are whole.
 
-        They are so in all boxes (``Network.whole``), or where an op that makes whole numbers of whole numbers has
-        inputs that are such, or have one value each, which is whole. A step function that follows may jump there.
+        They are whole in all boxes (``Network.whole``), or where an op that maps whole numbers to whole numbers has
+        inputs that are whole, or that have one value each, a whole one. A step function that follows may jump there.
         """
         x, whole = bounds.interval, _is_one_whole_number(bounds.interval)
         if index in self.network.whole:
@@ -207,7 +207,7 @@ class Relaxation:
         return bounds.tightened(Interval(lower, upper))
 
     def _leave_out(self, index: int) -> None:
-        """Note which neurons of a function have more than one value in some sample, if they are few."""
+        """Record which neurons of a function have more than one value in some sample, if they are few."""
         mine = self.bounds[index]
         varies = (mine.interval.lower != mine.interval.upper) | (mine.interval.lower != mine.point)
         # (One synchronisation with the device for each op.)
@@ -220,7 +220,7 @@ class Relaxation:
         self.replace(index, self.bounds[index].interval.intersect(interval))
 
     def replace(self, index: int, interval: Interval, by_rows: Interval | None = None) -> None:
-        """Give op ``index`` another interval, which must hold."""
+        """Replace the interval of op ``index`` by another valid one."""
         before = self.bounds[index]
         if interval is not before.interval:
             self.bounds[index] = before.tightened(interval, by_rows or before.by_rows)
@@ -249,10 +249,10 @@ class Relaxation:
             slopes: for some elementwise ops, by number, those of each group; by default CROWN's.
             tilts: for some products, by number, the planes of each group (``ProductStep``): numbers in [−1, 1],
                 (groups, n).
-            until: rows end at this op, or at the last one before which the inputs are only scaled and moved. With a
+            until: rows end at this op, or at the last op up to which the inputs are only scaled and moved. With a
                 later op only the intervals of the ops up to it count.
-            coefficients: whether those of the op at which rows end are wanted.
-            record: takes the coefficients that nonlinear ops were given, (groups, each, n), by number.
+            coefficients: whether to return those of the op at which rows end.
+            record: collects the coefficients that reach nonlinear ops, (groups, each, n), by number.
             measure: see ``lower_of_neurons``.
         """
         dtype = self.dtype
@@ -274,9 +274,9 @@ class Relaxation:
         record: dict[int, Tensor] | None = None,
         until: int = 0,
     ) -> LowerBounds:
-        """Return what ``lower`` does for groups that have steps of their own through some ops."""
+        """Return lower bounds as ``lower`` does, for groups with their own steps through some ops."""
         end, dtype = max(until, self.structure.start), self.dtype
-        point, radius = (self._of(t, sample) for t in (self.bounds[index].point, self.bounds[index].radius))
+        point, radius = (of_samples(t, sample) for t in (self.bounds[index].point, self.bounds[index].radius))
         narrow = rows.to(dtype)
         constants = [dot(rows, point.unsqueeze(1))]
         if self.rounded:
@@ -314,7 +314,7 @@ class Relaxation:
         """
         op, mine, dtype = self.network.ops[index], self.bounds[index], self.dtype
         own = self._function_steps(index, slopes, sample)
-        place = self._of(mine.point, sample).expand(len(neuron), -1).gather(1, neuron)
+        place = of_samples(mine.point, sample).expand(len(neuron), -1).gather(1, neuron)
         constants, narrow = [sign * place], sign.to(dtype)
         step = self.step(index, dtype) if isinstance(op, Affine) else None
         rows = step.neurons(neuron, narrow) if isinstance(step, AffineStep) else None
@@ -324,7 +324,7 @@ class Relaxation:
             assert isinstance(step, AffineStep)
             pending = {op.inputs[0]: rows}
             if self.rounded:
-                constants.append(-self._of(step.alone, sample).expand(len(neuron), -1).gather(1, neuron))
+                constants.append(-of_samples(step.alone, sample).expand(len(neuron), -1).gather(1, neuron))
         passed = _Pass(pending, constants, sample, own, compared=self.structure.compares(index))
         self._back(passed, self.structure.start, dtype)
         found = self._closed(passed, index, dtype)
@@ -333,12 +333,12 @@ class Relaxation:
         return found
 
     def pull_back(self, given: Mapping[int, Tensor], own: Mapping[int, BackwardStep]) -> tuple[Tensor, Tensor]:
-        """Take rows (rows, n) of some ops, by number, back over one box; steps in ``own`` replace the usual ones.
+        """Pull rows (rows, n) of some ops, by number, back over one box; steps in ``own`` replace the usual ones.
 
-        Rows go on until no step hands on any; that of the inputs must be among ``own``.
+        Rows go back until no step returns any; the step at the inputs must be among ``own``.
 
         Returns:
-            (rows,) the sum of the constants, and how far rounding and charges may have moved it, at most.
+            (rows,) the sum of the constants, and a bound of what rounding and charges change in it.
         """
         passed = _Pass({i: DenseRows(rows[None]) for i, rows in given.items()}, [], None, own)
         for index, rows in given.items():
@@ -353,7 +353,7 @@ class Relaxation:
         return total[0], error[0]
 
     def _widens(self, passed: _Pass) -> bool:
-        """Return True if float32 widened the bounds of rows too much, and go on in float64 then."""
+        """Return True if float32 widened the rows' bounds too much, and switch to float64 then."""
         if not self._chosen or self.dtype == BASE or not passed.charges or not self.rounded:
             return False
         distance = passed.constants[0] - torch.stack(passed.constants).sum(0)
@@ -363,7 +363,7 @@ class Relaxation:
         return True
 
     def _back(self, passed: _Pass, end: int, dtype: torch.dtype) -> Rows | None:
-        """Take rows back to op ``end`` and end them there, and at any op before; returns the rows of ``end``."""
+        """Pull rows back to op ``end``, and end them there or at earlier ops; returns the rows of ``end``."""
         pending, reached = passed.pending, None
         added = Counter(pending.keys())
         for index in range(max(pending), -1, -1):
@@ -394,7 +394,7 @@ class Relaxation:
         return reached
 
     def _closed(self, passed: _Pass, index: int, dtype: torch.dtype) -> Tensor:
-        """The sum of the constants of rows of op ``index``, less what is charged, rounded down."""
+        """Return the constants of rows of op ``index`` less their charges, rounded down."""
         if not self.rounded:
             return torch.stack(passed.constants).sum(0)
         for i in range(len(self._lost), index + 1):
@@ -403,10 +403,10 @@ class Relaxation:
             before = self._lost[-1] if i else (0.0, most)
             self._lost.append((before[0] + products, torch.maximum(before[1], most)))
         products, most = self._lost[index]
-        return close(passed.constants, passed.charges, self._of(most, passed.sample) * (products * negligible(dtype)))
+        return close(passed.constants, passed.charges, of_samples(most, passed.sample) * (products * negligible(dtype)))
 
     def _end(self, index: int, dtype: torch.dtype) -> SampleVectors:
-        """The radius at which rows end, in ``dtype``; the rows may be sums of those of several users."""
+        """Return the radius with which rows end, in ``dtype``; rows may be sums over several users."""
         if (index, dtype) not in self._ends:
             radius = self.bounds[index].radius
             if self.rounded:
@@ -415,15 +415,10 @@ class Relaxation:
             self._ends[index, dtype] = SampleVectors(radius.to(dtype))
         return self._ends[index, dtype]
 
-    @staticmethod
-    def _of(vector: Tensor, sample: Tensor | None) -> Tensor:
-        """A vector (batch, n) of the groups' samples."""
-        return vector if sample is None or vector.shape[0] == 1 else vector.index_select(0, sample)
-
     # Steps
 
     def step(self, index: int, dtype: torch.dtype, compared: bool = True) -> Step:
-        """Return the step through op ``index`` that all rows of a sample share; ``compared``: as a pair says."""
+        """Return the step through op ``index`` that all rows of a sample share; ``compared`` if a pair says so."""
         key = (index, dtype, compared and index in self.structure.pairs)
         if key not in self._steps:
             self._steps[key] = self._made(*key)
@@ -447,12 +442,11 @@ class Relaxation:
         raise TypeError(f"no step through {op.place}")
 
     def _op_bounds(self, index: int, dtype: torch.dtype, sample: Tensor | None = None) -> OpBounds:
-        """Return the bounds of op ``index`` that a step of groups of these samples, or of all, needs."""
+        """Return the bounds of op ``index`` for the step of groups of these samples, or of all samples."""
         mine, inputs = self.bounds[index].pick(sample), [x.pick(sample) for x in self.inputs(index)]
         return OpBounds(mine, inputs, self.structure.uses[index], dtype, self.rounded)
 
     def _own_planes(self, index: int, tilt: Tensor, sample: Tensor | None, dtype: torch.dtype) -> Step:
-        """The step through a product with each group's own planes."""
         op = self.network.ops[index]
         assert isinstance(op, Product)
         return ProductStep(op, self._op_bounds(index, dtype, sample), tilt=tilt)
@@ -460,14 +454,14 @@ class Relaxation:
     def _function_steps(
         self, index: int, slopes: Mapping[int, Slopes] | None, sample: Tensor | None
     ) -> dict[int, Step]:
-        """The steps of rows of op ``index`` through elementwise ops, with each group's own slopes."""
+        """Return the steps of rows of op ``index`` through elementwise ops, with each group's own slopes."""
         compared = self.structure.compares(index)
         return {i: self._function_step(i, sample, part, self.dtype, compared) for i, part in (slopes or {}).items()}
 
     def _function_step(
         self, index: int, sample: Tensor | None, slopes: Slopes, dtype: torch.dtype, compared: bool
     ) -> Step:
-        """The step through an elementwise op, by the bounds of the groups' samples, with these slopes."""
+        """Return the step through an elementwise op over the groups' samples, with these slopes."""
         op, pair, bounds = (
             self.network.ops[index],
             self.structure.pairs.get(index),
@@ -484,11 +478,11 @@ class Relaxation:
         return DifferenceStep(op, bounds, pair=pair, compared=other, relaxation=relaxation)
 
     def rows_at_once(self, dtype: torch.dtype, coefficients: int) -> int:
-        """Return how many rows, which have at most these numbers of coefficients, are propagated together."""
+        """Return the number of rows propagated together, given the most coefficients of a row."""
         limit = min(self.memory, CHUNK_BYTES) if self.device.type == "cpu" else self.memory
         return max(1, limit // (coefficients * dtype.itemsize * COPIES))
 
 
 def _is_one_whole_number(x: Interval) -> Tensor:
-    """Return (batch,) whether each element has one value, which is a whole number."""
+    """Return True for samples in which each element has one value, a whole number, (batch,)."""
     return ((x.lower == x.upper) & (x.lower == x.lower.round())).all(1)

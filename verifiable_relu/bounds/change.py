@@ -1,7 +1,7 @@
 """Proven bounds of how far outputs move over boxes of inputs when ReLU replaces a network's λ-GELUs.
 
-The two networks become one, whose output is the difference of theirs. What comes before all λ-GELUs is in it
-once. Each activation behind stands in it twice, as a ``Pair``: at z with any function of the family, and at z′ with
+The two networks become one, whose output is the difference of theirs. The part before all λ-GELUs is in it
+once. Each later activation is in it twice, as a ``Pair``: at z with any function of the family, and at z′ with
 ReLU (``differences``). A product makes x′∘y′ = x∘y + (x′ − x)∘y′ + x∘(y′ − y). Bounds of the set of all members of the
 family hold for z and for z′, so that only differences are bounded by rows.
 """
@@ -39,13 +39,13 @@ def substitution_change(
         stop: asked between chunks; once it returns True what is left keeps its interval bounds.
 
     Returns:
-        (batch, outputs); NaN or infinite where nothing is known.
+        (batch, outputs); NaN or infinite where no bound is known.
 
     Raises:
         InputError: if no λ is known for a ReLU, or there is no activation.
     """
     family = network if any(_is_hardened(op) for op in network.ops) else harden(network)
-    joint = bound_by_crown(Relaxation(family, box, memory=memory, stop=stop))
+    bounded = bound_by_crown(Relaxation(family, box, memory=memory, stop=stop))
     made = _DifferenceNetwork(family)
     if made.output is None:
         zero = box.lower.new_zeros(len(box.lower), family.output_size)
@@ -53,7 +53,7 @@ def substitution_change(
     ops, number = live(made.ops, made.output, made.pairs)
     pairs = tuple(Pair(*(number[i] for i in pair)) for pair in made.pairs if pair.second in number)
     source = Source(family.source.input_shape, family.source.output_shape)
-    known = {number[i]: joint.bounds[old].interval for i, old in made.known.items() if i in number}
+    known = {number[i]: bounded.bounds[old].interval for i, old in made.known.items() if i in number}
     difference = Network(ops, source, family.name, family.arithmetic, pairs)
     # Float32 would be most of what is left of small differences.
     relaxation = Relaxation(difference, box, known=known, dtype=BASE, memory=memory, stop=stop)
@@ -69,12 +69,12 @@ def _is_hardened(op: Op) -> bool:
 
 
 class _DifferenceNetwork:
-    """The network of the differences of a family's limit and its members.
+    """Network that computes the differences between a family's limit and its members.
 
     Attributes:
-        ops: those made so far; nothing may need some of them.
+        ops: made so far; some may turn out to be unused.
         pairs: activations of both.
-        known: by number, the op of the family whose bounds, valid for all members, hold for it.
+        known: by number, the op of the family whose bounds hold for it, too, for all members.
         differences: the numbers of z′ − z by those of z′.
         output: the number of the difference of the outputs; None if there is none.
     """
@@ -92,7 +92,7 @@ class _DifferenceNetwork:
         self.output = None if smooth == hard else self._difference(smooth, hard)
 
     def _add(self, op: Op, inputs: list[tuple[int, int]]) -> tuple[int, int]:
-        """Add an op of a member of the family and that of the limit, which may be one; returns their numbers."""
+        """Add an op for the family's members and one for the limit, or one for both; returns their numbers."""
         smooth = self._put(replace(op, inputs=tuple(first for first, _ in inputs)))
         if all(first == second for first, second in inputs) and not _is_hardened(op):
             return smooth, smooth
@@ -117,7 +117,6 @@ class _DifferenceNetwork:
         return self._put(Sum(name=op.name, inputs=tuple(parts), size=op.size))
 
     def _difference(self, smooth: int, hard: int) -> int:
-        """The number of z′ − z."""
         if hard not in self.differences:
             op = self.ops[hard]
             minus = Diagonal(torch.full((op.size,), -1.0))

@@ -1,4 +1,4 @@
-"""Two functions of compared networks: g(z′) as f(z) + (g(z′) − f(z)), by bounds of z, of z′ and of d = z′ − z.
+"""Differential bounds of two networks: g(z′) as f(z) + (g(z′) − f(z)), from bounds of z, z′ and d = z′ − z.
 
 For ReLU, and by the mean value theorem for a smooth function that both networks have,
 
@@ -14,11 +14,11 @@ max(s·d) convex: a line is below, or above, where it is so at both ends, whatev
 ones. A term that depends on z would not tighten them: the plane over max(s·d) that is least at the middle of a box of
 (z, d) that holds z = 0 and z + d = 0 does not depend on z.
 
-In rows of coefficients g(z′) is then f(z) + (a line of d), and d goes back to z′ and z. What the networks have in
-common cancels, number by number, and what is left of a difference of their outputs is due to what differs. Source of
+In rows of coefficients g(z′) becomes f(z) + (linear bound in d), and d goes back to z′ and z. What the networks have in
+common cancels, number by number; the rest of a difference of their outputs is due to what differs. Sources of
 such bounds: Paulsen et al., ReluDiff, ICSE 2020, and NeuroDiff, ASE 2020; with zonotopes Teuber et al., arXiv
-2410.20207. Where d is as large as z and z′ themselves, the linear bounds of f and g, each by itself, are closer
-together than those of d: such a neuron is taken by itself.
+2410.20207. Where d is as large as z and z′ themselves, the separate linear bounds of f and g are closer
+together than those of d: such a neuron is bounded alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from verifiable_relu.rounding import divisor, negligible, unit_roundoff
 
 @dataclass(frozen=True, eq=False)
 class Secants:
-    """g(z + d) − f(z) = s·d + e, neuron by neuron: (batch, n) each.
+    """Slopes s and gaps e with g(z + d) − f(z) = s·d + e for each neuron, (batch, n) each.
 
     Attributes:
         slope: bounds of s.
@@ -52,8 +52,8 @@ class Secants:
     gap: Interval
 
     @staticmethod
-    def of(f: Function, g: Function, z: Interval, moved: Interval) -> Secants:
-        """Return those of f over bounds of z and of g over bounds of z′."""
+    def from_functions(f: Function, g: Function, z: Interval, moved: Interval) -> Secants:
+        """Return the secants for f over bounds ``z`` of z and g over bounds ``moved`` of z′."""
         zero = torch.zeros_like(z.lower)
         both = Interval(torch.minimum(z.lower, moved.lower), torch.maximum(z.upper, moved.upper))
         if f.is_same(g) and not isinstance(f, Hardened):
@@ -88,7 +88,7 @@ class Secants:
 
 
 def _below_relu(f: Function, z: Interval) -> Tensor:
-    """Return at least ReLU(z) − f(z) over an interval: 0 for ReLU, else −f(−|z|) for a gated function."""
+    """Return an upper bound of ReLU(z) − f(z) over an interval: 0 for ReLU, −f(−|z|) for a gated function."""
     if f.kind == "Relu":
         return torch.zeros_like(z.lower)
     near = torch.maximum(z.lower, -z.upper).clamp(min=0)
@@ -98,7 +98,7 @@ def _below_relu(f: Function, z: Interval) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ComparedOp:
-    """An op f(z) with which another one, g(z′), is compared.
+    """Op f(z) with which another op g(z′) is compared.
 
     Attributes:
         op: f.
@@ -114,14 +114,14 @@ class ComparedOp:
 class DifferenceStep(Step):
     """A·(y − y₀) = A·(x − x₀) + A·(y′ − (y₀ − x₀)), y = x + y′ being g(z′), x = f(z) and y′ bounded by lines of d.
 
-    Neurons that are taken by themselves have A·(y − y₀) bounded by lines of z′, as ``FunctionStep`` says; either part
+    Neurons that are bounded alone have A·(y − y₀) bounded by lines of z′, as in ``FunctionStep``; either part
     is 0 where the other is not. The point of y′ is y₀ − x₀ as computed, off by one of the roundings that
     ``FunctionStep`` charges for. Merging is charged by the part of g alone, for all neurons.
 
     Args:
         pair: the ops' numbers.
         compared: f(z).
-        relaxation: of g by itself.
+        relaxation: of g alone.
     """
 
     op: Elementwise
@@ -132,7 +132,7 @@ class DifferenceStep(Step):
         super().__init__(op, bounds)
         mine, inputs, dtype = bounds.mine, bounds.inputs, bounds.dtype
         f, x, z, d = compared.op.function, compared.mine, compared.z, compared.apart
-        secants = Secants.of(f, op.function, z.interval, inputs[0].interval)
+        secants = Secants.from_functions(f, op.function, z.interval, inputs[0].interval)
         lines = secants.relaxation(d.interval, dtype)
         f_lines = f.relaxation(z.interval, *f.slopes(z.interval, z.by_rows))
         alone = _width(f_lines, z) + _width(relaxation, inputs[0])
@@ -160,7 +160,7 @@ class DifferenceStep(Step):
 
 
 def _width(lines: LinearRelaxation, x: NeuronBounds) -> Tensor:
-    """Return how far the upper line lies above the lower one in the middle of an interval."""
+    """Return the distance of the upper from the lower linear bound in the middle of an interval."""
     middle = torch.lerp(x.interval.lower, x.interval.upper, 0.5)
     return (lines.upper_slope - lines.lower_slope) * middle + (lines.upper_offset - lines.lower_offset)
 

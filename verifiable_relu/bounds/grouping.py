@@ -1,4 +1,4 @@
-"""Groups of equal size, each of one sample, of the rows of many samples; and chunks of groups that fit in memory."""
+"""Rows of many samples in groups of equal size, each of one sample, and in chunks that fit in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GROUP_COST = 1.5
 
 @dataclass(frozen=True, eq=False)
 class Grouping:
-    """Rows in groups of equal size; a group's last row is repeated where it has too few.
+    """Rows in groups of equal size; a group with too few rows repeats its last one.
 
     Attributes:
         rows: (groups, each) numbers of rows.

@@ -1,6 +1,6 @@
 """CROWN: bounds of the inputs of nonlinear ops by rows of coefficients, layer after layer.
 
-Intervals bound every op first; of the inputs of nonlinear ops those elements are bounded again, on both sides, for
+Intervals bound every op first. Of the inputs of nonlinear ops, those elements are bounded again on both sides for
 which the op is not one linear function on the interval. Source: Zhang et al., arXiv 1811.00866.
 
 The slopes of linear bounds are chosen by the bounds of rows alone (``NeuronBounds.by_rows``). If the tighter interval
@@ -37,14 +37,14 @@ def bound_by_crown(
     max_unstable: int | None = None,
     sources: Container[int] | None = None,
 ) -> Relaxation:
-    """Bound every op, the inputs of nonlinear ones by rows; returns the relaxation.
+    """Bound every op by intervals, and the inputs of nonlinear ops by rows; returns the relaxation.
 
     Args:
         relaxation: of the network.
         search: better bounds of the neurons that rows with CROWN's slopes leave unstable (``alpha``).
         by_rows: whether to bound neurons by such rows; without, only ``search`` does.
-        after: the inputs of nonlinear ops up to this one are known as well as rows would say.
-        only: the neurons that are to be bounded so, by the number of the nonlinear op, (n,) bool; others keep their
+        after: the inputs of nonlinear ops up to this one already have bounds as tight as rows give.
+        only: the neurons to be bounded by rows, by the number of the nonlinear op, (n,) bool; others keep their
             intervals.
         max_unstable: a layer with more unstable neurons keeps its intervals, sample by sample: a box in which
             nearly everything is unstable is bounded badly whatever it costs. By default no layer does.
@@ -79,11 +79,11 @@ def _unstable(relaxation: Relaxation, index: int, user: int) -> Tensor:
     first = relaxation.network.ops[relaxation.structure.pairs[user].first]
     assert isinstance(first, Elementwise)
     z, moved = (relaxation.bounds[each.inputs[0]].interval for each in (first, op))
-    return Secants.of(first.function, op.function, z, moved).is_free
+    return Secants.from_functions(first.function, op.function, z, moved).is_free
 
 
 def _tighten(relaxation: Relaxation, index: int, user: int, chosen: Tensor, search: Search | None) -> None:
-    """Bound chosen neurons of an input of op ``user``, (batch, n) bool, by rows: moved ones where they come from."""
+    """Bound chosen neurons of an input of op ``user``, (batch, n) bool, by rows; moved neurons at their source op."""
     op = relaxation.network.ops[index]
     if isinstance(op, Affine) and isinstance(op.map, Gather) and op.is_exact and op.bias is None:
         (source,) = op.inputs
@@ -108,7 +108,7 @@ def _moved(map_: Gather, interval: Interval | None) -> Interval | None:
 
 
 def _bound_chosen(relaxation: Relaxation, index: int, chosen: Tensor, both: Tensor, search: Search | None) -> None:
-    """Put lower bounds of chosen neurons, and of negatives of neurons, in their places of ``both``, (batch, 2n)."""
+    """Write lower bounds of chosen neurons, and of their negatives, into ``both``, (batch, 2n)."""
     batch, width = both.shape
     place = chosen.flatten().nonzero().squeeze(1)
     if not len(place):
@@ -138,12 +138,12 @@ def _bound_chosen(relaxation: Relaxation, index: int, chosen: Tensor, both: Tens
 def lower_of_rows(
     relaxation: Relaxation, matrix: Tensor, sample: Tensor | None = None, *, until: int = 0, coefficients: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return lower bounds of matrix·y, y being the network's output, and coefficients at the op at which rows end.
+    """Return lower bounds of matrix·y, y the network's output, and coefficients where rows end.
 
     Args:
         relaxation: whose ops are all bounded.
         matrix: (rows, outputs) in float64.
-        sample: (rows,) the sample of each row; by default equally many of every sample, one sample after another.
+        sample: (rows,) the sample of each row; by default the same number for each sample, one after another.
         until: see ``Relaxation.lower``.
         coefficients: whether they are wanted.
 

@@ -1,4 +1,4 @@
-"""Interval arithmetic about points: what is known of each op's value over a batch of boxes.
+"""Interval arithmetic about points: bounds of each op's value over a batch of boxes.
 
 Every op v has a *point* v₀, any vector of float64 numbers. Rows of coefficients are propagated as A·(v − v₀)
 (``backward``), so that an error in A counts by the *radius* ≥ |v − v₀|, not by how large v is. The point of the inputs
@@ -9,7 +9,7 @@ An affine map y = W·x + b takes a ball about x₀ to a ball about y₀ (Gowal e
 
     |y − y₀| ≤ |W|·radius(x) + |W·x₀ + b − y₀| = ``reach`` + ``off``.
 
-Both terms are bounded in real arithmetic, and both are what a backward step through the map charges (``steps``).
+Both terms are bounded in real arithmetic; a backward step through the map charges both (``steps``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NeuronBounds:
         radius: ≥ |v − v₀|.
         reach: of an affine op, ≥ |W|·|x − x₀|.
         off: of an affine op, ≥ |W·x₀ + b − y₀|.
-        by_rows: bounds of v that rows alone have found; None if there are none.
+        by_rows: bounds of v by rows alone; None if there are none.
         columns: the neurons that may have more than one value in some sample; None for all.
     """
 
@@ -62,13 +62,12 @@ class NeuronBounds:
 
     @property
     def batch(self) -> int:
-        """The number of boxes."""
         return self.point.shape[0]
 
     def pick(self, sample: Tensor | None) -> NeuronBounds:
-        """Return the bounds of the samples with these numbers, (count,), without what affine ops have.
+        """Return the bounds of the samples with these numbers, (count,), without ``reach`` and ``off``.
 
-        Those of the only box stay as they are: all rows share them.
+        The bounds of a single box stay: all rows share them.
         """
         if sample is None or self.batch == 1:
             return self
@@ -76,7 +75,7 @@ class NeuronBounds:
         return NeuronBounds(interval, self.point.index_select(0, sample), self.radius.index_select(0, sample))
 
     def tightened(self, interval: Interval, by_rows: Interval | None = None) -> NeuronBounds:
-        """Return these bounds with a tighter interval, about the same point."""
+        """Return these bounds with a tighter interval about the same point."""
         return replace(self, interval=interval, radius=radius_about(self.point, interval), by_rows=by_rows)
 
 
@@ -95,7 +94,7 @@ def propagate(
         op: the op.
         inputs: the bounds of its inputs.
         reach_dtype: in which |W|·radius is computed for convolutions.
-        rounded: whether rounding is accounted for. Without, numbers are in the dtype of the inputs' bounds, and have
+        rounded: whether rounding is accounted for. If not, numbers are in the dtype of the inputs' bounds, and have
             gradients.
     """
     x = inputs[0]
@@ -157,7 +156,7 @@ def _kept_sign(op: Affine, x: NeuronBounds, interval: Interval) -> Interval:
 
     There y is not below b, and the sum of the lower ends keeps its digits.
 
-    A root, a logarithm or a quotient may follow, for which an end of 0 is to be none that is a little below.
+    A root, a logarithm or a quotient that follows needs an end of exactly 0, not one slightly below.
     """
     linear = op.map
     if op.weight_error or not bool(linear.cached(("nonnegative",), lambda: (linear.weight >= 0).all())):
@@ -175,7 +174,7 @@ def _kept_sign(op: Affine, x: NeuronBounds, interval: Interval) -> Interval:
 
 
 def _sum(op: Sum, inputs: Sequence[NeuronBounds]) -> NeuronBounds:
-    """The sums of the ends, moved outward by γ of their terms' sizes: a sign that all terms have is kept."""
+    """Return the sums of the ends, moved outward by γ of their terms' sizes; a common sign of all terms is kept."""
     lowers, uppers = ([getattr(x.interval, end) for x in inputs] for end in ("lower", "upper"))
     lower, upper = torch.stack(lowers), torch.stack(uppers)
     share = sum_error(len(inputs) + 2, BASE)
@@ -186,7 +185,7 @@ def _sum(op: Sum, inputs: Sequence[NeuronBounds]) -> NeuronBounds:
 
 
 def _product(op: Product, inputs: Sequence[NeuronBounds]) -> NeuronBounds:
-    """The least and the largest product of ends, each rounded once; a known sign is kept."""
+    """Return the least and the largest product of ends, each rounded once; a known sign is kept."""
     (a, b), (c, d) = ((x.interval.lower, x.interval.upper) for x in inputs)
     corners = torch.stack([a * c, a * d, b * c, b * d])
     low, high = below(corners.amin(0)) - negligible(BASE), above(corners.amax(0)) + negligible(BASE)

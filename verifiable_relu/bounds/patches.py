@@ -1,7 +1,7 @@
-"""Rows of coefficients of an image that are zero outside a window: CROWN's patches mode.
+"""Rows of coefficients of an image that are zero outside a window (patches mode).
 
-A neuron of a convolution depends on a window of its input, that on a larger window before, and so on; all windows of
-one op have one size and differ in their place alone. Source: Xu et al., arXiv 2002.12920 (patches mode).
+A neuron of a convolution depends on a window of its input, this on a larger window before it, and so on; all windows of
+one op have one size and differ only in place. Source: Xu et al., arXiv 2002.12920 (patches mode).
 
 A group of rows has one grid point, so that what its sample says of a window is read once for all of the group. Channels
 come last: a window of a vector is copied pixel by pixel.
@@ -40,11 +40,11 @@ class PatchGrid:
 
     @staticmethod
     def whole(image: Image) -> PatchGrid:
-        """Return the grid of one window that is the image."""
+        """Return the grid of one window that covers the whole image."""
         return PatchGrid((1, 1), image[1:], (1, 1), (0, 0))
 
     def before(self, conv: Convolution) -> PatchGrid:
-        """Return the grid in the input of a convolution in whose output this one lies."""
+        """Return the grid in the input of a convolution whose output has this grid."""
         kernel = conv.weight.shape[2:]
         size = tuple(
             (n - 1) * s + d * (k - 1) + 1
@@ -55,7 +55,7 @@ class PatchGrid:
         return PatchGrid(self.points, (size[0], size[1]), (stride[0], stride[1]), (offset[0], offset[1]))
 
     def covering(self, other: PatchGrid) -> PatchGrid | None:
-        """Return the grid whose windows cover those of both; None where the points do not go together."""
+        """Return the grid whose windows cover those of both; None if the grids' strides do not match."""
         if (self.points, self.stride) != (other.points, other.stride):
             return None
         pairs = [*zip(self.offset, self.size, other.offset, other.size, strict=True)]
@@ -71,11 +71,11 @@ class PatchGrid:
         return max(self.offset) <= 0 and all(end <= n for end, n in zip(ends, image[1:], strict=True))
 
     def share(self, image: Image) -> float:
-        """Return the part of the image that a window has."""
+        """Return the fraction of the image that a window covers."""
         return math.prod(self.size) / math.prod(image[1:])
 
     def pixels(self, image: Image, device: torch.device) -> Tensor:
-        """Return the pixels' numbers in each window, (points, height·width), height·width of the image beyond edges."""
+        """Return the numbers of each window's pixels, (points, pixels); the image's size beyond its edges."""
         return _pixels(self, image[1:], device)
 
     def inside(self, image: Image, like: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class Patches(Rows):
         return replace(self, values=values, clean=True)
 
     def cleaned(self) -> Patches:
-        """Return the rows without what lies beyond the edges."""
+        """Return the rows with zeros beyond the image's edges."""
         if self.clean or self.grid.within(self.image):
             return self
         inside = self.grid.inside(self.image, self.values).index_select(0, self.point)
@@ -140,7 +140,7 @@ class Patches(Rows):
         return replace(self, values=values, grid=grid, clean=self.clean and other.clean)
 
     def _in(self, grid: PatchGrid) -> Tensor:
-        """The values in larger windows."""
+        """Return the values in larger windows."""
         margins = [0, 0]
         for axis in (1, 0):
             first = grid.offset[axis] - self.grid.offset[axis]
@@ -173,7 +173,7 @@ class Patches(Rows):
         return self.whole().values.permute(0, 1, 4, 2, 3).flatten(2)
 
     def through(self, conv: Convolution) -> Patches:
-        """Return A·W for a convolution of whose output these rows are."""
+        """Return A·W for a convolution W, the rows being of its output."""
         rows, grid = self.cleaned(), self.grid.before(conv)
         values = rows.values.flatten(0, 1).permute(0, 3, 1, 2)
         found = transposed(conv, values, grid.size).permute(0, 2, 3, 1).unflatten(0, self.values.shape[:2])

@@ -1,4 +1,4 @@
-"""Devices and dtypes that the rounding analysis covers, and the dtype of a backward pass."""
+"""Devices and dtypes that the rounding analysis covers, and the choice of a backward pass's dtype."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _EMULATES = "CUBLAS_EMULAT"
 
 
 def is_covered(network: Network, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return True if torch computes sums of products of a dtype as the standard model of floating point says.
+    """Return True if torch computes sums of products of a dtype as the standard floating-point model says.
 
-    That is so in float64, unless cuBLAS is to emulate it. In float32 a library may be told to compute with fewer
+    It does in float64, unless cuBLAS emulates it. In float32 a library may be told to compute with fewer
     digits; and one for convolutions may transform sums, unless it is oneDNN on a processor on which it sums directly.
     """
     if device.type == "cuda" and any(name.startswith(_EMULATES) for name in os.environ):
@@ -50,7 +50,7 @@ def holds_weights(network: Network, dtype: torch.dtype) -> bool:
 
 
 def widening(charge: Tensor, distance: Tensor) -> float:
-    """Return what part of bounds' distances from points was charged for rounding, on average; 0 if that is no number.
+    """Return the mean share of rounding in the distance of bounds from points; 0 if it is not a number.
 
     (The number is needed on the host: one synchronisation with the device for each layer that is bounded by rows.)
     """

@@ -1,7 +1,7 @@
-"""Rows of coefficients of one op's value, in three layouts, and what one vector for each sample says of them.
+"""Rows of coefficients of one op's value, in three layouts, and their products with one vector per sample.
 
 Rows come in groups of equal size: ``values`` is (groups, each, …). All rows of a group belong to one sample, so that a
-vector of the sample is held once for them. ``DenseRows`` have a coefficient for each neuron, ``ColumnRows`` one for
+vector of the sample is stored once for them. ``DenseRows`` have a coefficient for each neuron, ``ColumnRows`` one for
 some neurons of a dense layer, ``patches.Patches`` those within a window of an image.
 
 **Rounding.** Coefficients may be in float32. A sum over a row's coefficients is then taken in blocks of at most
@@ -25,7 +25,7 @@ BLOCK = 64
 
 
 def sum_terms(count: int, dtype: torch.dtype) -> int:
-    """Return how many roundings, at most, a product takes part in where ``count`` of them are ``summed``."""
+    """Return the most roundings of one product when ``count`` products are ``summed``."""
     # The float64 sum of blocks' sums takes part in fewer units of float32 than one.
     return count + 2 if dtype == torch.float64 else min(count, BLOCK) + 3
 
@@ -54,12 +54,12 @@ def dot(a: Tensor, vector: Tensor) -> Tensor:
 
 
 def _product(a: Tensor, vector: Tensor) -> Tensor:
-    """Return a·vector as ``dot`` does, in the dtype of both: a vector of every group needs no batch of products."""
+    """Return a·vector as ``dot`` does, in the dtype of both; one vector for all groups makes one matrix product."""
     return a @ vector[0, 0] if vector.shape[0] == 1 else (a @ vector.mT).squeeze(2)
 
 
 class SampleVectors:
-    """Vectors of one op for each sample of a batch, as rows in any layout ask for them: with their samples only.
+    """Vectors of one op for each sample of a batch, from which rows of any layout pick their elements.
 
     Args:
         vectors: (batch or 1, n) each, in the dtype of the rows. A batch of one serves the rows of every group.
@@ -72,21 +72,18 @@ class SampleVectors:
 
     @cached_property
     def batch(self) -> int:
-        """The number of samples."""
         return max(vector.shape[0] for vector in self._vectors)
 
     @cached_property
     def _spread(self) -> tuple[Tensor, ...]:
-        """The vectors with an axis for the rows of a group."""
         return tuple(vector.unsqueeze(1) for vector in self._vectors)
 
     @cached_property
     def _stacked(self) -> Tensor:
-        """The vectors as one tensor, (vectors, batch, n)."""
         return torch.stack(torch.broadcast_tensors(*self._vectors))
 
     def dense(self, sample: Tensor | None) -> tuple[Tensor, ...]:
-        """Return the vectors of each group's sample, (groups or 1, 1, n) each; of all in order for None."""
+        """Return the vectors of each group's sample, (groups or 1, 1, n) each; None: all samples in order."""
         if sample is None or self.batch == 1:
             return self._spread
         return self._stacked.index_select(1, sample).unsqueeze(2).unbind(0)
@@ -100,13 +97,13 @@ class SampleVectors:
     def windows(
         self, pixels: Tensor | None, size: tuple[int, int], image: Image, sample: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """Return what lies in the window of each group, (groups, 1, *size, channels) each, 0 beyond the edges.
+        """Return the vectors' parts in each group's window, (groups, 1, *size, channels) each, 0 beyond the edges.
 
         Args:
             pixels: (groups, height·width) the pixels' numbers in each group's window, height·width of the image beyond
                 its edges; None for windows that are the image.
             size: of the windows.
-            image: shape of an image that the vectors are.
+            image: the shape of the image that the vectors represent.
             sample: (groups,) of each group.
         """
         channels, count = image[0], image[1] * image[2]
@@ -152,7 +149,7 @@ class Rows(ABC):
         """Return the coefficients of all neurons, (groups, each, n)."""
 
     def plus(self, other: Rows) -> Rows:
-        """Return the sum; the op that the rows are of charges its rounding."""
+        """Return the sum of both; the step through the rows' op charges its rounding."""
         return DenseRows(self.dense() + other.dense())
 
     @property
@@ -162,11 +159,10 @@ class Rows(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the coefficients."""
         return self.values.dtype
 
     def weigh(self, vectors: SampleVectors, sample: Tensor | None, rounded: bool = True) -> Tensor:
-        """Return at least |A|·vector, (groups, each), for one vector ≥ 0, underflow aside; or so but for rounding."""
+        """Return an upper bound of |A|·vector for one vector ≥ 0, underflow aside; about that without ``rounded``."""
         (vector,) = self.pick(vectors, sample)
         if self.dtype == torch.float64:
             found = dot(self.values.abs().flatten(2), vector.flatten(2))
@@ -177,7 +173,7 @@ class Rows(ABC):
         return found * (1 + 2 * sum_error(sum_terms(self.count, self.dtype) + 2, self.dtype))
 
     def charge(self, vectors: SampleVectors, sample: Tensor | None) -> Tensor:
-        """Return at least |A|·vector, as ``weigh`` does, less precisely and faster: for errors."""
+        """Return an upper bound of |A|·vector that is looser and faster than ``weigh``, for errors."""
         (vector,) = self.pick(vectors, sample)
         if self.values.shape[1] == 1 and vector.shape[0] > 1:
             found = (self.values * vector).abs_().flatten(2).sum(2)
@@ -204,7 +200,7 @@ class DenseRows(Rows):
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Neurons of an op that may have more than one value; others have the value of the op's point.
+    """Neurons of an op that may have more than one value; the others stay at the op's point.
 
     Attributes:
         source: the number of the op that says so.
@@ -238,7 +234,7 @@ def close(constants: list[Tensor], charges: list[Tensor], lost: Tensor) -> Tenso
     """Return a number that is at most Σ constants − Σ charges − lost in real arithmetic, (groups, each).
 
     The sum of k terms, in any order, is off by at most γ_{k−1} of the sum of their sizes; three more roundings are
-    those of the terms that are taken away here. What is infinite or NaN stays so.
+    those of the terms that are subtracted here. Infinity and NaN stay.
     """
     terms = torch.stack([*constants, *(-charge for charge in charges)])
     error = sum_error(len(terms) + 4, terms.dtype) * terms.abs().sum(0)

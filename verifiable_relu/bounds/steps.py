@@ -1,11 +1,11 @@
-"""One backward step through each kind of op: rows of the op's value become rows of its inputs, and a constant.
+"""One backward step through each kind of op: rows of its value become rows of its inputs, and a constant.
 
-What a pass keeps for rows c of an op y is, for every input of the box and in real arithmetic,
+For rows c of an op y a pass maintains, for every input of the box and in real arithmetic,
 
     c·y  ≥  Σ constants + Σ_v A_v·(v − v₀),                                                                      (∗)
 
 over the pending ops v, with the coefficients A_v *as they are stored*. A step replaces one term A·(y − y₀) by terms of
-the op's inputs. It proves by itself that (∗) still holds: what rounding may change is its *charge* |A|·e, and each
+the op's inputs, and (∗) still holds: a bound of its rounding errors is its *charge* |A|·e, and each
 class here derives its e. No step charges anything for another op. Sources: Zhang et al., arXiv 1811.00866, theorem 3.2;
 for general graphs Xu et al., arXiv 2002.12920.
 
@@ -44,7 +44,7 @@ class Stepped:
     Attributes:
         given: rows of the inputs, by the number of their op.
         constants: (groups, each) each in float64.
-        charge: (groups, each), ≥ 0, to be taken away from the constants; None where nothing is charged apart.
+        charge: (groups, each), ≥ 0, to be subtracted from the constants; None for no separate charge.
     """
 
     given: list[tuple[int, Rows]]
@@ -53,27 +53,27 @@ class Stepped:
 
 
 class BackwardStep(Protocol):
-    """A step of a pass: it takes rows, whose groups belong to these samples, back to the inputs of an op."""
+    """Interface of a step: it pulls rows, whose groups belong to these samples, back to an op's inputs."""
 
     def back(self, rows: Rows, sample: Tensor | None) -> Stepped: ...
 
 
 def underflows(op: Op, before: int) -> float:
-    """Return how many products may underflow in a step through an op whose inputs have ``before`` elements."""
+    """Return the most products that underflow in a step through an op whose inputs have ``before`` elements."""
     terms = max(op.map.terms, op.map.back_terms) if isinstance(op, Affine) else 2 * op.size
     return 32.0 * (terms + 4) * (op.size + before)
 
 
 @dataclass(frozen=True, eq=False)
 class OpBounds:
-    """Bounds of an op and its inputs, and how a step back through it computes.
+    """Bounds of an op and its inputs, and the arithmetic of a step back through it.
 
     Attributes:
         mine: the bounds of its value.
         inputs: those of its inputs.
-        uses: how many rows are added to others before the step, at most.
+        uses: the most rows that are added up before the step.
         dtype: of coefficients.
-        rounded: whether rounding is charged. Without, values steer a search and prove nothing.
+        rounded: whether rounding is charged. If not, values steer a search and prove nothing.
     """
 
     mine: NeuronBounds
@@ -84,7 +84,7 @@ class OpBounds:
 
 
 class Step(ABC):
-    """A step back through one op.
+    """Base of the steps back through one op.
 
     Args:
         op: the op.
@@ -97,11 +97,11 @@ class Step(ABC):
 
     @abstractmethod
     def back(self, rows: Rows, sample: Tensor | None) -> Stepped:
-        """Take rows, whose groups belong to these samples, back to the op's inputs."""
+        """Pull rows, whose groups belong to these samples, back to the op's inputs."""
 
     @abstractmethod
     def forward(self, values: Sequence[Tensor], rows: Tensor, sample: Tensor | None) -> Tensor:
-        """Return y − y₀ as the step takes it for rows, at given x − x₀ of the inputs: where a row's bound is attained.
+        """Return the y − y₀ that the step's bounds of rows assume, at given x − x₀ of the inputs.
 
         Args:
             values: (rows, n) of each input, in the dtype of the rows.
@@ -110,11 +110,11 @@ class Step(ABC):
         """
 
     def _merging(self) -> Tensor:
-        """The error of one unit of |A| in adding the rows of several users."""
+        """Return the error, per unit of |A|, of adding the rows of several users."""
         return self.mine.radius * (2 * self._uses * unit_roundoff(self.dtype))
 
     def _charge(self, rows: Rows, sample: Tensor | None) -> Tensor | None:
-        """|A|·e for the vector ``error``; nothing in a search."""
+        """Return |A|·e for the vector ``error``; None in a search."""
         return rows.charge(self._error, sample) if self.rounded else None
 
     def _errors(self, error: Tensor) -> SampleVectors:
@@ -125,7 +125,7 @@ class Step(ABC):
 
 
 class AffineStep(Step):
-    """A·(y − y₀) = (A·W)·(x − x₀) + A·(W·x₀ + b − y₀), with W and b as the file means them.
+    """Dense layer or convolution: A·(y − y₀) = (A·W)·(x − x₀) + A·(W·x₀ + b − y₀), W and b as the file means them.
 
     A′ = fl(A·W) sums at most n products: ``back_terms``, or a row's coefficients if these are fewer. The stored weights
     are off from the meant ones by ``weight_error``, and in D by c = ``conversion_error``. So |A·W − A′|·|x − x₀| ≤
@@ -173,13 +173,13 @@ class AffineStep(Step):
         return Stepped([(source, given)], [], charge)
 
     def _in_columns(self, rows: Rows, linear: Dense) -> Rows:
-        """A·W for the neurons alone that rows name, and that the input has more than one value of."""
+        """Return A·W for the neurons that rows name, and for inputs with more than one value."""
         columns, a = (rows.columns, rows.values) if isinstance(rows, ColumnRows) else (None, rows.dense())
         found = a @ self._part(linear, columns)
         return DenseRows(found) if self._live is None else ColumnRows(found, self._live, linear.n_in)
 
     def _part(self, linear: Dense, columns: Columns | None) -> Tensor:
-        """W of some outputs, and of the inputs that may have more than one value."""
+        """Return W for some outputs, and for the inputs that may have more than one value."""
         key = (None if columns is None else columns.source, None if self._live is None else self._live.source)
         if key not in self._parts:
             part = linear.weight_in(self.dtype, self.mine.point.device)
@@ -188,9 +188,9 @@ class AffineStep(Step):
         return self._parts[key]
 
     def neurons(self, neuron: Tensor, sign: Tensor) -> Rows | None:
-        """Return sign·(neurons of y), (groups, each), as rows of x; None where ``back`` of unit rows is as good.
+        """Return sign·(neurons of y), (groups, each), as rows of x; None if ``back`` of unit rows is as good.
 
-        A coefficient is a weight: instead of γ_{back_terms} nothing but ``alone`` is to be charged.
+        A coefficient is a weight: only ``alone`` must be charged, instead of γ_{back_terms}.
         """
         linear, live = self.op.map, self._live
         if isinstance(linear, Convolution) and linear.groups == 1 and linear.dilation == (1, 1):
@@ -390,21 +390,22 @@ class MaximumStep(Step):
     def back(self, rows: Rows, sample: Tensor | None) -> Stepped:
         a = rows.dense()
         slope, floor, lift = self._lines.dense(sample)
-        low, high = (self._of(index, sample).unsqueeze(1).expand_as(a) for index in (self._low, self._high))
+        low, high = (of_samples(index, sample).unsqueeze(1).expand_as(a) for index in (self._low, self._high))
         negative = a.clamp(max=0)
         given = a.new_zeros(*a.shape[:2], self._n_in).scatter_add(2, low, a - negative)
         given = given.scatter_add(2, high, negative * slope)
         return Stepped([(self.op.inputs[0], DenseRows(given))], [summed(negative * lift + a * floor)])
 
-    @staticmethod
-    def _of(index: Tensor, sample: Tensor | None) -> Tensor:
-        return index if sample is None or len(index) == 1 else index.index_select(0, sample)
-
     def forward(self, values: Sequence[Tensor], rows: Tensor, sample: Tensor | None) -> Tensor:
         slope, floor, lift = (part.squeeze(1) for part in self._lines.dense(sample))
-        low, high = (self._of(index, sample).expand(len(rows), -1) for index in (self._low, self._high))
+        low, high = (of_samples(index, sample).expand(len(rows), -1) for index in (self._low, self._high))
         above = torch.addcmul(floor + lift, slope, values[0].gather(1, high))
         return torch.where(rows < 0, above, values[0].gather(1, low) + floor)
+
+
+def of_samples(vectors: Tensor, sample: Tensor | None) -> Tensor:
+    """Return the vectors (batch, n) of the groups' samples; all if there is one sample, or ``sample`` is None."""
+    return vectors if sample is None or len(vectors) == 1 else vectors.index_select(0, sample)
 
 
 def unit_rows(image: Image | None, size: int, neuron: Tensor, sign: Tensor) -> Rows:

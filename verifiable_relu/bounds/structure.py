@@ -1,4 +1,4 @@
-"""Facts about a network's graph that bounds use whatever the box is, found once for each network."""
+"""Facts about a network's graph that bounds of any box use, computed once for each network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NetworkStructure:
 
     Attributes:
         ops: of the network.
-        uses: how often each op is an input of another, or what a pair compares another with.
+        uses: how often each op is an input of another, or compared with another by a pair.
         pairs: by ``Pair.second``.
     """
 
@@ -40,12 +40,12 @@ class NetworkStructure:
         return tuple(dict.fromkeys(inputs if pair is None else (*inputs, pair.apart)))
 
     def given(self, index: int, compared: bool = True) -> tuple[int, ...]:
-        """Return the numbers of the ops to which the step back through an op hands rows."""
+        """Return the numbers of the ops that get rows from the step back through an op."""
         pair, inputs = self.pairs.get(index) if compared else None, self.ops[index].inputs
         return inputs if pair is None else (*inputs, pair.apart, pair.first)
 
     def compares(self, index: int) -> bool:
-        """Return True if an op depends on both ops of a pair: only then is the second one's value of use as f(z) + …"""
+        """Return True if an op depends on both ops of a pair: only then does comparing them help."""
         return index in self._comparing
 
     @cached_property
@@ -58,12 +58,11 @@ class NetworkStructure:
 
     @cached_property
     def widest(self) -> int:
-        """The size of the largest op."""
         return max(op.size for op in self.ops)
 
     @cached_property
     def fills_box(self) -> list[bool]:
-        """True for each op that is the input scaled, shifted and moved number by number: its values fill a box."""
+        """True for each op that only scales, shifts and permutes the input: its values fill a box."""
         found: list[bool] = []
         for op in self.ops:
             one = isinstance(op, Affine) and isinstance(op.map, Diagonal | Gather) and op.map.back_terms <= 1
@@ -90,7 +89,7 @@ class NetworkStructure:
 
     @cached_property
     def images(self) -> list[Image | None]:
-        """The shapes of ops whose values are images that a convolution makes, or what elementwise ops make of them."""
+        """The shapes of ops whose values are images: outputs of convolutions, and functions of these."""
         found: list[Image | None] = []
         for op in self.ops:
             if isinstance(op, Affine) and isinstance(op.map, Convolution):
@@ -102,7 +101,7 @@ class NetworkStructure:
         return found
 
     def coefficients(self, index: int) -> int:
-        """Return how many coefficients a row of one neuron of an op has, at most, on its way back."""
+        """Return the most coefficients that a row of one neuron of an op has on its way back."""
         if index not in self._coefficients:
             self._coefficients[index] = self._most_coefficients(index)
         return self._coefficients[index]
@@ -139,7 +138,7 @@ class NetworkStructure:
     def is_bounded_by_rows(self, index: int, user: int) -> bool:
         """Return True if rows are to bound the value of an op that is an input of the nonlinear op ``user``.
 
-        What a function makes of bounded inputs is good enough for maxima and products.
+        For maxima and products, a function of bounded inputs is bounded well enough.
         """
         function = isinstance(self.ops[index], Elementwise | Maximum)
         return not self.exact_by_intervals[index] and (not function or isinstance(self.ops[user], Elementwise))

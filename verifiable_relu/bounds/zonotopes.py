@@ -14,7 +14,7 @@ s·x + (t + t′)/2 + (t′ − t)/2·ε (Singh et al., Fast and Effective Robus
 pass multiplies each weight with as many columns as there are symbols. CROWN's bounds of all neurons need as many rows
 as there are neurons, for every layer and all layers before it.
 
-**Rounding.** Each op adds what its own arithmetic may be off by to e. Centres and errors are in float64, generators G
+**Rounding.** Each op adds the error of its own arithmetic to e. Centres and errors are in float64, generators G
 in the dtype of the pass. With R ≥ Σ_k |G_k|, and u and v the unit roundoffs of float64 and of the generators:
 
 * an affine map of t terms: γ_t(u) of |W|·|c| + |b| for the centre, γ_t(v) of |W|·R for all generators together, what
@@ -24,7 +24,7 @@ in the dtype of the pass. With R ≥ Σ_k |G_k|, and u and v the unit roundoffs 
 * a sum of p terms that are not negative is too small by γ_p of itself at most, and underflow loses at most
   ``negligible`` in each product.
 
-NaN goes on to what depends on it, and proves nothing.
+NaN propagates, and proves nothing.
 
 **Mirrors.** Networks that compute a maximum or an absolute value by ReLUs hold neurons with weights that are equal, or
 equal but for their sign. As max(−z, 0) = max(z, 0) − z, one symbol serves both: max(z, 0) − max(−z, 0) is z then.
@@ -105,8 +105,8 @@ class Zonotopes:
         network: the network.
         box: of the inputs, (batch, inputs), float64.
         varying: (V,) numbers of the inputs that get a symbol; the width of others counts as an error.
-        symbols: the most new symbols at a nonlinear op, by its number. What other neurons may be off by goes into the
-            error, that of the narrowest bands first.
+        symbols: the most new symbols at a nonlinear op, by its number. The bands of other neurons go into the
+            error, the narrowest first.
         dtype: of the generators.
         stop: asked before every op; what it raises ends the pass.
 
@@ -164,7 +164,7 @@ class Zonotopes:
         return AffineForm(center, {0: block}, error + negligible(center.dtype), reach)
 
     def _raised(self, value: Tensor) -> Tensor:
-        """Numbers of the generators' dtype that are not below some numbers of float64, none of them negative."""
+        """Return float64 numbers ≥ 0 rounded up to the generators' dtype."""
         return (value * (1 + 4 * self._v)).to(self.dtype)
 
     def _form(self, index: int, op: Op, forms: list[AffineForm]) -> AffineForm:
@@ -250,7 +250,7 @@ class Zonotopes:
     def _paired(
         self, index: int, op: Elementwise, form: AffineForm, alone: AffineForm, half: Tensor, unstable: Tensor
     ) -> tuple[AffineForm, Tensor, Tensor]:
-        """The form of f(z′), its band, and where that wants a symbol: f(z) + m·d ± band, d = z′ − z, or f(z′) alone.
+        """Return the form of f(z′), its band, and where it needs a symbol: f(z) + m·d ± band with d = z′ − z, or f(z′).
 
         (f(z′) − f(z))/d lies in ``derivative_range``. The former is chosen where its band is no wider than those of
         f(z) and f(z′), which the difference would have.
@@ -280,7 +280,7 @@ class Zonotopes:
         return mixed, torch.where(chosen, band, half), torch.where(chosen, slopes.upper > slopes.lower, unstable)
 
     def _moved(self, form: AffineForm, slope: Tensor, offset: Tensor) -> AffineForm:
-        """The form of slope·x + offset; slopes are numbers of the generators' dtype."""
+        """Return the form of slope·x + offset; slopes are numbers of the generators' dtype."""
         size, factor = slope.abs(), slope.to(self.dtype)
         least = negligible(slope.dtype) + sum(map(len, form.generators.values())) * negligible(self.dtype)
         off = torch.add(form.error, form.radius, alpha=2 * self._v).add_(form.center.abs(), alpha=4 * _U)
@@ -303,7 +303,7 @@ class Zonotopes:
         return self._with_bands(index, found, half, half > 0, [x, z])
 
     def _maximum(self, index: int, op: Maximum, form: AffineForm) -> AffineForm:
-        """The candidate with the largest centre, and the band by which another may exceed it; or the interval."""
+        """Return the candidate with the largest centre, and the band by which others may exceed it; or the interval."""
         x, candidates = form.interval(), op.candidates.to(form.center.device)
         self.inputs[op.inputs[0]] = x
         best = candidates.T[torch.arange(op.size), form.center[:, candidates].argmax(1)]
@@ -333,7 +333,7 @@ class Zonotopes:
         befores: Sequence[AffineForm],
         group: tuple[Tensor, Tensor] | None = None,
     ) -> AffineForm:
-        """The form with bands ±half: symbols for the widest of the neurons where they are ``wanted``, else errors.
+        """Return the form with bands ±half: symbols for the widest of the ``wanted`` neurons, errors for the others.
 
         Args:
             index: of the op.
@@ -384,7 +384,7 @@ class Zonotopes:
         return FormRows(lower, center, along, coefficients.index_copy(2, self.varying, slopes))
 
     def influence(self, along: Tensor) -> Tensor:
-        """Return how much of the rows' width comes from each input, by unstable neurons, too: (batch, inputs).
+        """Return each input's share in the rows' width, also by way of unstable neurons: (batch, inputs).
 
         Args:
             along: as ``FormRows`` has it.
@@ -397,7 +397,7 @@ _MIRRORS: WeakKeyDictionary[Affine, tuple[Tensor, Tensor] | None] = WeakKeyDicti
 
 
 def mirrors(op: Affine) -> tuple[Tensor, Tensor] | None:
-    """Return for each output of a dense op the first one that is equal, or equal but for its sign, for every input.
+    """Return for each output of a dense op the first output that always equals it up to the sign.
 
     Outputs belong together where their weights and biases are the same numbers, or the same but for their sign.
 

@@ -1,4 +1,4 @@
-"""Campaigns: many queries put to one verifier, whose claims are checked, recorded at once and never asked twice."""
+"""Campaigns: many instances for one verifier; claims are checked, results recorded at once, and never asked twice."""
 
 from verifiable_relu.campaign.result import QUIET, Observer, Result
 from verifiable_relu.campaign.runner import Case, open_certificates, run

@@ -26,7 +26,7 @@ _REDRAWN_S = 0.2  # Seconds between two drawings of a line
 class TerminalLine(Observer):
     """Observer whose ``text`` is a line at the end of a terminal's stderr until it is left; nothing if ``quiet``.
 
-    The line is drawn when its clock is read, which work does all the time: a thread that drew it would be at work while
+    The line is drawn when the clock is read, which work does all the time: a thread that drew it would be running while
     processes are copied.
     """
 
@@ -43,7 +43,7 @@ class TerminalLine(Observer):
         self.draw("")
 
     def text(self, seconds: float) -> str:
-        """Return what there is to say some seconds after the beginning."""
+        """Return the line's text some seconds after the beginning."""
         raise NotImplementedError
 
     def clock(self) -> float:
@@ -61,7 +61,7 @@ class TerminalLine(Observer):
 
 
 class ProgressLine(TerminalLine):
-    """Observer of one instance, which shows where the work on it stands."""
+    """Observer of one instance: a line with its progress."""
 
     def __init__(self, seconds: float, quiet: bool = False) -> None:
         super().__init__(quiet)
@@ -74,7 +74,7 @@ class ProgressLine(TerminalLine):
         self._stage, self._done, self._total = name, done, total
 
     def report_progress(self, progress: SearchProgress) -> None:
-        """Take what ``TimeBudget.report_progress`` is told."""
+        """Take a report of progress (``TimeBudget.report_progress``)."""
         self._told |= progress
 
     def text(self, seconds: float) -> str:
@@ -91,14 +91,14 @@ class ProgressLine(TerminalLine):
 
 
 class Watcher(TerminalLine):
-    """Observer of a campaign, which shows where it stands.
+    """Observer of a campaign: rows of answers, a line with its progress, and a summary.
 
     The file ``out`` gets a line ``onnx,vnnlib,answer,seconds`` for each answer.
 
     Attributes:
         done: the number of instances that are answered.
         complaints: the first lines of ``Result.complaint``, each once, by exit status. Those about bad input are
-            printed at once, the others left to whoever started the campaign.
+            printed at once, the others by the command at the end.
     """
 
     def __init__(self, total: int, quiet: bool = False, out: TextIO | None = None) -> None:

@@ -1,4 +1,4 @@
-"""From the method and the files that a user names to the verifier and the instances that a campaign takes."""
+"""Inputs of a campaign: the verifier and the instances for a method and files that a user names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from verifiable_relu.search.batch import Verifier
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Reason, Verdict
 from verifiable_relu.search.registry import limited, make
-from verifiable_relu.settings import neutral, require_device
+from verifiable_relu.settings import default_settings, require_device
 from verifiable_relu.spec import Property, SpecFile, find_network, limits, queries, read_vnnlib
 from verifiable_relu.spec.find import Networks, assigned, paths
 from verifiable_relu.spec.specfile import KINDS, DeclaredNetwork, stem
@@ -42,10 +42,10 @@ _Held = TypeVar("_Held")
 def chosen(
     method: str, device: str = "cpu", memory: int | None = None, processes: int = 1
 ) -> tuple[Verifier, TimeBudget]:
-    """The verifier of a name, and the budget of its work but for time, on a torch device that exists.
+    """Return the verifier of a name and its budget without time, on a torch device that exists.
 
     Bounds may hold ``memory`` bytes at once, approximately; None leaves the verifier's own limit. A method that cannot
-    share its work uses one process. Raises an InputError for what is unknown, or what the verifier does not take.
+    share its work uses one process. Raises an InputError for an unknown name, or a limit that the verifier lacks.
     """
     if memory is not None and (not isinstance(memory, int | np.integer) or memory <= 0):
         raise InputError(f"a limit of memory is a positive whole number of bytes, not {memory!r}")
@@ -68,7 +68,7 @@ class InstanceFiles:
 def unanswered(
     entry: InstanceFiles, error: Exception, arithmetic: str, method: str = READING, verifier: str = ""
 ) -> Result:
-    """The result of an instance that could not be read, or whose process has ended.
+    """Return the result of an instance that could not be read, or whose process has ended.
 
     The error is an InputError for bad input, OutOfTime, which names the instance if its files were not read in time,
     MemoryError, CallFailed, which says how the process ended, or a fault of the program.
@@ -93,14 +93,14 @@ def unanswered(
 
 
 class _Recent(Generic[_Held]):
-    """Cache of what was read last, by key, as far as its size is within a limit."""
+    """Cache of the latest items by key, within a limit of their total size."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held: OrderedDict[Hashable, tuple[_Held, int]] = OrderedDict()
 
     def __call__(self, key: Hashable, make: Callable[[], tuple[_Held, int]]) -> _Held:
-        """Return what is held by a key, or else what ``make`` returns with its size."""
+        """Return the item of a key; if it is missing, that which ``make`` returns with its size."""
         if key not in self._held:
             self._held[key] = make()
             sizes = [size for _, size in self._held.values()]
@@ -161,9 +161,9 @@ class Loader:
         said = " ".join(map("".join, zip(names, read, strict=True)))
         return "files:" + _digest(f"{said} {_digest(text)} {self._prepared.hex()}") if all(read) else ""
 
-    @neutral()
+    @default_settings()
     def case(self, entry: InstanceFiles) -> Case:
-        """The instance that a property file and a network make; an InputError if these are bad or do not fit."""
+        """Return the instance of a property file and a network; an InputError if these are bad or do not fit."""
         start = time.perf_counter()
         with _bounded(entry.vnnlib):
             text = read_text(entry.vnnlib, limits.BYTES)
@@ -189,13 +189,13 @@ class Loader:
             digest = self._digests[path]
             if not (digest and digest in compared):
                 places = None if spec.joined is None or spec.joined.alone else spec.joined.networks[index].places
-                believe(network, spec.properties, path, places)
+                compare_on_boxes(network, spec.properties, path, places)
                 compared.add(digest)
         spent = before - start + sum(each.seconds for each in read.values()) + time.perf_counter() - after
         return Case(str(onnx), str(entry.vnnlib), asked, entry.timeout, spec, self.files(entry, text), spent)
 
     def read(self, entry: InstanceFiles, debug: bool = False) -> Case | Result:
-        """The instance, or the result that says why it cannot be read; ``debug`` raises faults of the program."""
+        """Return the instance, or a result that says why it cannot be read; ``debug`` raises faults of the program."""
         try:
             return self.case(entry)
         except Exception as error:
@@ -252,7 +252,7 @@ def declared_types(spec: SpecFile) -> tuple[str, ...]:
     return tuple(sorted(found)) or ("real",)
 
 
-def believe(
+def compare_on_boxes(
     network: Network, properties: Sequence[Property], path: Path | None = None, places: Sequence[int] | None = None
 ) -> None:
     """Compare a network with its ONNX file at points of boxes; an InputError if they differ beyond rounding.
@@ -279,7 +279,7 @@ def _bounded(path: Path) -> Iterator[None]:
     try:
         yield
     except MemoryError:
-        raise InputError("reading the file takes more memory than there is", path=path) from None
+        raise InputError("there is not enough memory to read the file", path=path) from None
     except RecursionError:
         raise InputError("the file is nested too deeply", path=path) from None
 

@@ -1,10 +1,10 @@
-"""The queue of a campaign: instances go in parts, which are tasks, to whatever executor there is.
+"""The queue of a campaign: its instances go to an executor in parts, each a task.
 
 The instances of a part are answered as one batch and share the work on a network. Parts have one size for nearly all of
 a long list, and the last ones are single instances: at the end no process should wait long for another.
 
-The process that runs the campaign keeps the records. A part tells it of every answer as soon as there is one, and asks
-it for those of earlier runs: what the part's observer is told and asked goes there as messages. Where nobody listens to
+The process that runs the campaign keeps the records. A part reports each answer to it at once, and asks
+it for those of earlier runs: calls of the part's observer go there as messages. If nobody listens to
 a part (``Executor.listens``), each is a single instance, whose answer the task returns.
 """
 
@@ -63,7 +63,7 @@ class InstancePart:
     entries: Sequence[Numbered]
 
     def __call__(self, report: Report) -> list[Answer]:
-        """Answer the instances; messages go to the process that runs the campaign. Returns what it does not take."""
+        """Answer the instances, with messages to the campaign's process; returns the answers that it does not take."""
         job, observer = self.job, _Reporter([number for number, _ in self.entries], report)
         if job.memory is not None:
             limit_memory(job.memory)
@@ -79,7 +79,7 @@ class InstancePart:
 
 
 class _Reporter(Observer):
-    """The observer of a part makes messages of what it is told and asked; answers that nobody takes are ``unheard``."""
+    """Observer of a part that turns its calls into messages; answers that nobody takes are ``unheard``."""
 
     def __init__(self, numbers: Sequence[int], report: Report) -> None:
         self.unheard: list[Answer] = []
@@ -101,7 +101,7 @@ class _Reporter(Observer):
 
 
 def run_parallel(entries: Sequence[InstanceFiles], job: Job, executor: Executor, observer: Observer = QUIET) -> None:
-    """Answer all instances, and tell of each result as soon as it is known.
+    """Answer all instances, and report each result as soon as it is known.
 
     A process that fails while it works on an instance, or uses too much memory or time, costs this instance alone: it
     is *unknown*, and the others go to a new process. Instances are numbered from 0; one that a record answers is not
@@ -126,7 +126,7 @@ class _Queue:
         self._lock = threading.RLock()
 
     def _is_recorded(self, number: int, entry: InstanceFiles) -> bool:
-        """Return True if a record answers an instance, by the bytes of its files, and tell of it."""
+        """Return True if a record answers an instance, by the bytes of its files, and report it."""
         if not self._observer.has_records:
             return False
         known = self._job.loader.files(entry)
@@ -176,7 +176,7 @@ class _Queue:
         return len(part)
 
     def hear(self, message: Any) -> Any:
-        """Take a message of a part, a method of the observer and its arguments; returns what that returns."""
+        """Call the method of the observer that a part's message names, and return its result."""
         if isinstance(message, Deadline):
             # In this process, nothing can be ended.
             return None
@@ -197,7 +197,7 @@ class _Queue:
         return True
 
     def end(self, part: InstancePart, result: list[Answer] | Exception) -> None:
-        """Take the end of a part. An instance that is not read within its time limit is known to be at fault."""
+        """Handle the end of a part. An instance that is not read within its time limit is at fault."""
         with self._lock:
             if not isinstance(result, Exception):
                 for answer in result:

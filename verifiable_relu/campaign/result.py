@@ -29,6 +29,12 @@ _SEVERITY = (
 )
 """The reasons for an *unknown* by precedence: an instance takes the first one that any of its queries has."""
 
+_WORDS = {
+    Reason.PROVED: "verified by", Reason.REFUTED: "violated, found by", Reason.INCOMPLETE: "not decided by",
+    Reason.TIMEOUT: "time limit reached in", Reason.MEMORY: "out of memory in", Reason.UNSUPPORTED: "not supported by",
+    Reason.UNCONFIRMED: "counterexample not confirmed, by", Reason.INTERRUPTED: "interrupted in",
+    Reason.ERROR: "failed in",
+}  # fmt: skip
 _TRUST = (Trust.FLOAT, Trust.ROUNDED, Trust.EXACT, Trust.CHECKED)  # The trust labels, from the weakest to the strongest
 REFUSED = "the checker refuses the certificate"  # Begins the detail of a dispute
 
@@ -53,7 +59,7 @@ def versions() -> Mapping[str, str]:
 
 @cache
 def processor() -> str:
-    """The processor's name, as the operating system reports it."""
+    """Return the processor's name, as the operating system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -92,7 +98,7 @@ class Result:
         command: the command line that asked; empty where a Python program did.
         memory: the most bytes that the process which found the answer had had resident until then; None where unknown.
         certificate: the file of the verdict's certificate; empty where none was written.
-        mended: how the network's file was read where the standard does not say it (``Source.repairs``).
+        repairs: how the network's file was read where the standard does not say it (``Source.repairs``).
         assignment: the counterexample in the form of the property file; no part of the record.
     """
 
@@ -124,16 +130,21 @@ class Result:
     processor_seconds: float | None = None
     memory: int | None = None
     certificate: str = ""
-    mended: tuple[str, ...] = ()
+    repairs: tuple[str, ...] = ()
     assignment: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
         margin = "" if self.margin is None else f", margin {self.margin:.6g}"
-        return f"<Result: {self.answer} ({self.reason} by {self.method or 'nothing'}){margin}, {self.seconds:.2f} s>"
+        return f"<Result: {self.answer} ({self.ending}){margin}, {self.seconds:.2f} s>"
+
+    @property
+    def ending(self) -> str:
+        """The end of the work in words, such as "verified by bab"."""
+        return f"{_WORDS[self.reason]} {self.method or 'reading its files'}"
 
     @property
     def answer(self) -> str:
-        """The verdict as commands print it: sat, unsat, unknown, or timed-out for an *unknown* for want of time."""
+        """The verdict as commands print it: sat, unsat, unknown, or timed-out for an *unknown* at the time limit."""
         return "timed-out" if self.reason is Reason.TIMEOUT else str(self.verdict)
 
     @property
@@ -188,7 +199,7 @@ class Result:
         return self.final and (decided or timeout <= self.timeout)
 
     def to_json(self) -> dict[str, Any]:
-        """The record as JSON values, with rationals and infinities as strings."""
+        """Return the record as JSON values, with rationals and infinities as strings."""
         record: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
         for name in ("margin", "timeout"):
             if record[name] is not None and not math.isfinite(record[name]):
@@ -199,7 +210,7 @@ class Result:
 
     @classmethod
     def from_json(cls, record: object) -> Result:
-        """The result whose ``to_json`` is ``record``; a ValueError that names the field at fault if there is none."""
+        """Return the result whose ``to_json`` is ``record``; a ValueError names the field at fault if there is none."""
         kinds = _kinds()
         if not isinstance(record, dict) or "versions" not in record:
             raise ValueError("not an object with the fields of a result")
@@ -226,7 +237,7 @@ class Result:
 
 
 class Observer:
-    """An object that a campaign tells of its progress and asks for earlier answers; this one does nothing."""
+    """Observer of a campaign's progress, which may also know earlier answers; this one does nothing."""
 
     has_records = False  # Whether there can be earlier answers
 
@@ -235,10 +246,10 @@ class Observer:
         return None
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """``done`` of ``total`` queries have been through the stage ``name`` of the verifier."""
+        """Take the progress of a stage of the verifier: ``done`` of ``total`` queries."""
 
     def result(self, number: int, result: Result, recorded: bool) -> None:
-        """The instance with this number is answered; ``recorded`` if the answer is of an earlier run."""
+        """Take the answer to the instance with this number; ``recorded`` if it is from an earlier run."""
 
 
 QUIET = Observer()
@@ -251,7 +262,7 @@ def _kinds() -> dict[str, Any]:
 
 
 def _decoded(kind: Any, value: Any) -> Any:
-    """The value of a type that stands for a JSON value; raises a ValueError where ``to_json`` makes no such value."""
+    """Return the value of a type that a JSON value encodes; a ValueError for what ``to_json`` never writes."""
     parts = get_args(kind)
     if type(None) in parts:
         return None if value is None else _decoded(parts[0], value)
@@ -277,7 +288,7 @@ def _decoded(kind: Any, value: Any) -> Any:
 
 
 def join(outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcome of an instance: *sat* if a query is, *unsat* if all queries are, otherwise *unknown*.
+    """Return the outcome of an instance: *sat* if a query is, *unsat* if all queries are, otherwise *unknown*.
 
     Claims of *sat* have been confirmed. An instance that is *sat* may have outcomes of some queries only.
     """
@@ -302,5 +313,5 @@ def join(outcomes: Sequence[Outcome]) -> Outcome:
         detail = "; ".join(dict.fromkeys(o.detail for o in outcomes if o.detail))
         return replace(outcomes[0], method=method, trust=trust, detail=detail, **whole)
     worst = min(undecided, key=lambda o: _SEVERITY.index(o.reason))
-    boxes = f"{len(undecided)} of {len(outcomes)} boxes are undecided: " if len(outcomes) > 1 else ""
+    boxes = f"{len(undecided)} of {len(outcomes)} boxes undecided: " if len(outcomes) > 1 else ""
     return replace(worst, trust=None, method=method, detail=boxes + worst.detail, **whole)

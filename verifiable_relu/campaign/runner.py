@@ -1,4 +1,4 @@
-"""The run of a campaign: many instances are put to one verifier in one batch.
+"""The run of a campaign: one verifier answers many instances in one batch.
 
 A verifier claims outcomes; the batch makes verdicts of them, which are recorded here.
 """
@@ -17,7 +17,7 @@ from verifiable_relu.ir.network import Network
 from verifiable_relu.search.batch import Account, QueryBatch, Verifier, described
 from verifiable_relu.search.budget import TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
-from verifiable_relu.settings import neutral
+from verifiable_relu.settings import default_settings
 from verifiable_relu.spec.property import Query
 from verifiable_relu.spec.specfile import SpecFile
 from verifiable_relu.supervisor.forks import peak_memory
@@ -32,7 +32,7 @@ HEADLESS = "the last layer keeps the order of the outputs, which the property on
 def open_certificates(
     folder: Path | None, files: Sequence[str] = (), networks: Sequence[Network] = ()
 ) -> Certificates | None:
-    """Return the folder of certificates that is asked for, if one is."""
+    """Return the folder for certificates; None if none is asked for."""
     if folder is None:
         return None
     # Imported here, because the checker takes 0.4 s of processor time.
@@ -68,7 +68,7 @@ class Case:
         return hashlib.sha256("".join(q.digest for q in self.queries).encode()).hexdigest()
 
 
-@neutral()
+@default_settings()
 def run(
     cases: Sequence[Case | Result],
     verifier: Verifier,
@@ -194,14 +194,14 @@ class _Campaign:
             found.trust, found.margin, found.witness, found.outputs, source.input_shape, found.detail, found.seconds,
             found.unstable, found.subproblems, network.digest, case.digest, self.method, case.timeout, files=case.files,
             arithmetic=network.arithmetic, processor_seconds=self.batch.processor(query),
-            memory=peak_memory() or None, certificate=certificate, mended=source.repairs,
+            memory=peak_memory() or None, certificate=certificate, repairs=source.repairs,
         )  # fmt: skip
         if result.verdict is Verdict.SAT and case.spec is not None:
             result = replace(result, assignment="\n".join(assignment(result, case.spec)))
         self.record(index, result)
 
     def certified(self, index: int, case: Case) -> tuple[Outcome, str]:
-        """The outcome of an instance, *checked* with a certificate, unknown where a *sat* is refused; and its file."""
+        """Return an instance's outcome, *checked* with a certificate, *unknown* if a *sat* is refused; and its file."""
         # They are not needed afterwards, and proofs can be large.
         mine = [outcome for _, outcome in sorted(self.outcomes.pop(index).items())]
         joined = join(mine)

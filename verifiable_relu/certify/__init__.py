@@ -55,13 +55,13 @@ def parser() -> Parser:
     either, what = asked.add_mutually_exclusive_group(required=True), "FILE|DIR|CSV"
     either.add_argument("file", type=Path, nargs="?", metavar=what, help="the same as --spec")
     either.add_argument("--spec", type=Path, metavar=what, help="the property file, folder or list")
-    text = "the network, where the property file names none, or several as instances.csv has them"
+    text = "the network, unless the property file names it; several networks in the form of instances.csv"
     asked.add_argument("--net", metavar="FILE", help=text)
     text = "the file of a network that a VNN-LIB 2.0 property declares; may be repeated"
     asked.add_argument("--network", type=named_file, action="append", default=[], metavar="NAME=FILE", help=text)
     text = """answer at once for the ReLU network and every network with λ-GELU of λ at least LAMBDA (one number, or one
         per layer) in its place; without a number, LAMBDA is the λ of the network's own λ-GELUs"""
-    asked.add_argument("--joint", nargs="?", type=hardness, const=True, metavar="LAMBDA[,LAMBDA…]", help=text)
+    asked.add_argument("--family", nargs="?", type=hardness, const=True, metavar="LAMBDA[,LAMBDA…]", help=text)
     text = """answer for real numbers (real, the default), or for every evaluation of the file in float32, tf32,
         bfloat16 or float16: sums in any order, with or without fused operations and subnormal numbers; declared
         takes the type that a VNN-LIB 2.0 property declares for its networks"""
@@ -72,15 +72,15 @@ def parser() -> Parser:
     text = f"the time limit for each instance (default: that of instances.csv, else {TIMEOUT:g})"
     how.add_argument("--timeout", type=seconds, metavar="SECONDS", help=text)
     how.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
-    text = """the bytes that bounds may hold at once, approximately, such as 500000000, 512M or 2G; the program itself
-        takes more on top (default: 1G)"""
+    text = """the memory of bounds, approximately, in bytes, such as 500000000, 512M or 2G (default: 1G); the program
+        itself needs more"""
     how.add_argument("--memory", type=_bytes, metavar="BYTES", help=text)
     many = made.add_argument_group("many instances")
-    text = """the processes that answer instances of a folder or list, each with one thread, or that share the search
-        for the answer of a single property (default: one for each core; 1: a single one, with all threads)"""
+    text = """the number of processes that answer the instances of a folder or list, with one thread each, or that
+        share the search for a single property (default: one for each core; 1: one process with all threads)"""
     many.add_argument("--jobs", type=_count, metavar="N", help=text)
-    text = """the most memory of each of these processes; an instance that needs more is unknown (default: half of the
-        machine's)"""
+    text = """the memory limit of each of these processes; an instance that needs more is unknown (default: half of
+        the machine's memory)"""
     many.add_argument("--worker-memory", type=_bytes, metavar="BYTES", help=text)
     text = """a running Dask scheduler, whose workers answer the instances; they need the same files under the same
         paths (needs the package distributed)"""
@@ -95,7 +95,7 @@ def parser() -> Parser:
         -m verifiable_relu.check); a verdict whose certificate is accepted is 'checked'"""
     kept.add_argument("--certificates", type=Path, metavar="DIR", help=text)
     shown = made.add_argument_group("what is shown")
-    text = "say of a property file which methods auto would use, in which order and why, and do not answer it"
+    text = "print which methods auto would use for a property file, in which order and why, and do not answer it"
     shown.add_argument("--explain", action="store_true", help=text)
     shown.add_argument("--quiet", action="store_true", help="print nothing but errors to stderr")
     add_debug(shown)
@@ -131,7 +131,7 @@ def answer(made: Parser, options: argparse.Namespace, alone: bool) -> int:
     if options.repair and not options.out:
         made.error("--repair needs --out")
     if options.executor and (options.jobs is not None or options.worker_memory is not None):
-        made.error("--executor: Dask's own workers decide about --jobs and --worker-memory")
+        made.error("--executor excludes --jobs and --worker-memory, about which the Dask cluster decides")
 
     def work() -> int:
         out = own_stdout() if alone else sys.stdout
@@ -149,9 +149,9 @@ def _require_files(options: argparse.Namespace) -> None:
     """Raise an InputError, before anything is imported, for a file that is not there or stands in a wrong place."""
     spec, net = options.spec, options.net
     if spec.name.removesuffix(".gz").endswith(".onnx"):
-        raise InputError("a network, where a property is expected: --net names the network of --spec", path=spec)
+        raise InputError("a network, where a property is expected: give the network with --net", path=spec)
     if net is not None and options.network:
-        raise InputError("either --net or --network is given", place="--net")
+        raise InputError("give either --net or --network, not both", place="--net")
     for path in (spec,) if net is None or net.lstrip().startswith("[") else (spec, Path(net)):
         try:
             os.stat(on_disk(path))
@@ -169,7 +169,7 @@ def cores() -> int:
 
 def _count(text: str) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]{0,3}", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number from 1 to 9999")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to 9999")
     return int(text)
 
 
@@ -177,7 +177,7 @@ def _bytes(text: str) -> int:
     found = re.fullmatch(r"([0-9]+)([KMG]?)", text, re.IGNORECASE)
     size = int(found[1]) << _UNITS[found[2].upper()] if found else 0
     if not size:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of bytes, such as 500000000, 512M or 2G")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of bytes, such as 500000000, 512M or 2G")
     return size
 
 
@@ -188,7 +188,7 @@ def hardness(text: str) -> float | tuple[float, ...]:
     except ValueError:
         found = (math.nan,)
     if not all(1 <= lam < math.inf for lam in found):
-        raise argparse.ArgumentTypeError(f"'{text}' is no finite number of at least 1, nor a list of them")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a finite number of at least 1, nor a list of them")
     return found if len(found) > 1 else found[0]
 
 
@@ -255,14 +255,15 @@ def _answer_property(options: argparse.Namespace, out: TextIO, alone: bool) -> i
     # The first limit is that of reading.
     reading = ended.limits_set <= 1
     where = "reading its files" if reading else options.method
-    why = "timeout" if late else "memory" if ended.out_of_memory else "error"
+    failed = not late and not ended.out_of_memory
+    why = "time limit reached" if late else "failed" if failed else "out of memory"
     if not options.quiet:
         # The process that has ended may have left the line of its progress.
         erased = ERASE if sys.stderr is not None and sys.stderr.isatty() else ""
-        print(f"{erased}{options.spec}: {verdict} ({why} by {where}); its process has ended", file=sys.stderr)
-    if why == "error":
+        print(f"{erased}{options.spec}: {verdict} ({why} in {where}); its process has ended", file=sys.stderr)
+    if failed:
         complain(options.label, f"{options.spec}: fault of {where}: its process ended with the status {ended.status}")
     if options.out is not None:
         killed = OutOfTime(0 if reading else None) if late else MemoryError()
-        _command().record_lost(options, CallFailed(where) if why == "error" else killed)
-    return 1 if why == "error" else 0
+        _command().record_lost(options, CallFailed(where) if failed else killed)
+    return 1 if failed else 0

@@ -22,7 +22,7 @@ from verifiable_relu.campaign.result import BAD_INPUT, DISPUTED, FAULT
 from verifiable_relu.campaign.store import assignment
 from verifiable_relu.certify import TIMEOUT
 from verifiable_relu.command_line import complain, write
-from verifiable_relu.errors import InputError, printable
+from verifiable_relu.errors import InputError, counted, printable
 from verifiable_relu.execution.model import as_executed, execution_model
 from verifiable_relu.readers import is_quantised
 from verifiable_relu.search.batch import Verifier, answers, described
@@ -44,8 +44,8 @@ _SHORTEST = 1e-3  # The least seconds of a time limit
 
 
 def _loader(options: argparse.Namespace) -> Loader:
-    """Return the reader of instances; the options ``--joint`` and ``--arithmetic`` say what a network is."""
-    arithmetic, family = options.arithmetic, options.joint
+    """Return the reader of instances; the options ``--family`` and ``--arithmetic`` say what a network is."""
+    arithmetic, family = options.arithmetic, options.family
     given = {} if arithmetic == "declared" else {"arithmetic": arithmetic}
     prepare = partial(execution_model, family=family, **given)
     return Loader(None if (family, arithmetic) == (None, "real") else prepare, arithmetic)
@@ -75,7 +75,7 @@ def _store(options: argparse.Namespace, observer: Observer = QUIET) -> AbstractC
     store = Store(options.out, options.repair, options.command, observer)
     if store.set_aside is not None:
         count, path = store.set_aside
-        complain(options.label, f"{store.records}: {count} line{'s' * (count > 1)} moved to {path}")
+        complain(options.label, f"{store.records}: {counted(count, 'line')} moved to {path}")
     return store
 
 
@@ -115,7 +115,7 @@ def answer_property(
         limit(math.inf if certificates else max(0.0, entry.timeout - case.spent) + GRACE_S)
         (result,) = run([case], method, observer, certificates, budget)
         spent = time.perf_counter() - start
-        single = not (options.quiet or options.joint is not None) and _in_float32(case, result, spent)
+        single = not (options.quiet or options.family is not None) and _in_float32(case, result, spent)
     set_limits(math.inf, math.inf)
     write((options.lines or _lines)(result, case), out)
     if not options.quiet:
@@ -158,12 +158,13 @@ def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterat
     trust += "" if result.arithmetic == "real" else f", about {result.arithmetic}"
     note = printable(result.detail)
     said = f": {note}" if result.disputed else ""
-    yield f"{printable(result.vnnlib)}: {result.answer} ({result.reason} by {result.method}{trust}){said}"
+    yield f"{printable(result.vnnlib)}: {result.answer} ({result.ending}{trust}){said}"
     neurons = sum(network.ops[i].size for i in network.activations)
-    boxes = f", {len(case.queries)} boxes" if len(case.queries) > 1 else ""
-    size = f"{network.input_size} inputs, {neurons} neurons, {network.output_size} outputs{boxes}"
+    parts = {"input": network.input_size, "neuron": neurons, "output": network.output_size}
+    parts |= {"box": len(case.queries)} if len(case.queries) > 1 else {}
+    size = ", ".join(counted(count, noun) for noun, count in parts.items())
     yield f"  network   {printable(result.onnx)}: {size}"
-    for sentence in result.mended:
+    for sentence in result.repairs:
         yield f"  file      {printable(sentence)}"
     if result.answer == "unsat" and result.margin == 0:
         yield "  margin    positive; the method proves no larger bound"
@@ -176,7 +177,7 @@ def _summary(result: Result, case: Case, elapsed: float, single: bool) -> Iterat
     if runs and network.source.onnx is not None and is_quantised(network.source.onnx):
         yield "  int8      on processors without VNNI if onnxruntime's option session.x64quantprecision is 1"
     if result.unstable is not None:
-        yield f"  unstable  {result.unstable} neurons"
+        yield f"  unstable  {counted(result.unstable, 'neuron')}"
     stages = ", ".join(f"{name} {spent:.2f} s" for name, spent in result.stages.items())
     yield f"  time      {stages or f'{result.seconds:.2f} s'}; with reading and start-up {elapsed:.2f} s"
     if note and not said:

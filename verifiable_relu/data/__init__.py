@@ -214,7 +214,7 @@ def _hold_out(data: Dataset, source: str, purpose: str, note: str) -> tuple[Data
     """Return nine tenths of a data set and every tenth sample; the ``note`` says of these what they are."""
     held = [index % _EVERY == _EVERY - 1 for index in range(len(data))]
     if not any(held):
-        raise InputError(f"of {len(data)} images none can be kept for the {purpose}", path=source)
+        raise InputError(f"{len(data)} images are too few to keep some for the {purpose}", path=source)
     note = "; ".join(filter(None, (data.note, f"every {_EVERY}th {note}")))
     kept, chosen = (
         replace(data, images=data.images[of], labels=data.labels[of], exact=data.exact[of], note=note)

@@ -111,7 +111,7 @@ def _listed(path: Path) -> list[int]:
     for number, line in enumerate(read_text(path, _LARGEST).splitlines() if path.is_file() else (), 1):
         entry = line.split("#")[0].strip()
         if entry and not re.fullmatch("[0-9]{1,9}", entry):
-            raise InputError(f"'{entry}' is no index", path=path, place=f"line {number}")
+            raise InputError(f"'{entry}' is not an index", path=path, place=f"line {number}")
         if entry:
             listed.append(int(entry))
     return listed
@@ -218,7 +218,7 @@ def npz(path: Path) -> list[Samples]:
     except zipfile.BadZipFile as error:
         raise InputError(f"not an .npz file: {error}", path=path) from None
     except MemoryError:
-        raise InputError("an array takes more memory than there is", path=path) from None
+        raise InputError("there is not enough memory for an array", path=path) from None
     except _DAMAGED as error:
         raise InputError(f"cannot be read: {error}", path=path) from None
 

@@ -27,7 +27,7 @@ from verifiable_relu.readers.onnx.read import Reading
 from verifiable_relu.readers.onnx.write import write_onnx
 from verifiable_relu.readers.simplify import finished
 from verifiable_relu.rounding import ARITHMETICS, SAME_SCALE, SPARE
-from verifiable_relu.settings import neutral
+from verifiable_relu.settings import default_settings
 
 SUMS = frozenset({
     "Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Div", "Erf", "Exp", "Gelu", "Gemm",
@@ -220,8 +220,8 @@ class Requantised:
             return self._source(node.input[0], through)
         for other, stored in (node.input, node.input[::-1]):
             number = self._tensors.get(stored)
-            neutral = isinstance(number, np.ndarray) and (number == _NEUTRAL[node.op_type]).all()
-            if neutral or (node.op_type in through and not self._is_computed(stored)):
+            is_neutral = isinstance(number, np.ndarray) and (number == _NEUTRAL[node.op_type]).all()
+            if is_neutral or (node.op_type in through and not self._is_computed(stored)):
                 return self._source(other, through)
         return node
 
@@ -288,7 +288,7 @@ class Requantised:
             )
 
 
-@neutral()
+@default_settings()
 def as_executed(network: Network, arithmetic: str) -> Network:
     """Return a network as its ONNX file is computed in an arithmetic.
 
@@ -324,7 +324,7 @@ def as_executed(network: Network, arithmetic: str) -> Network:
 def execution_model(
     network: Network, arithmetic: str = "real", family: float | Sequence[float] | bool | None = None
 ) -> Network:
-    """Return the network as it runs (``as_executed``), and with ``family`` all at once that it can have come from.
+    """Return the network as it runs (``as_executed``), and with ``family`` the family of networks around it.
 
     Every op has the error of its rounding, and every function is any of its family: what bounds prove of the result
     holds for each λ'-GELU network with λ' ≥ λ, for the ReLU network, in real numbers, and for every evaluation of its
@@ -342,7 +342,7 @@ def execution_model(
         return found
     # Members in real arithmetic have the stored weights, and bounds are those of rounded ones.
     if arithmetic != "real" and ARITHMETICS[arithmetic].result:
-        raise InputError(f"no family is known in {arithmetic}, which rounds weights; ask in real arithmetic or float32")
+        raise InputError(f"there are no families in {arithmetic}, which rounds weights: use real or float32")
     lam = None if family is True else family
     members = harden(network, lam)
     return members if found is network else harden(found, lam)

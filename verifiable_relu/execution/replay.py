@@ -1,4 +1,4 @@
-"""Networks as they are computed where they are used: in onnxruntime, in torch, or operator by operator."""
+"""Replay of networks in the runtime where they are used: onnxruntime, torch, or operator by operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(fl
 
 @torch.no_grad()
 def replay(network: Network, x: np.ndarray) -> np.ndarray:
-    """Return the outputs at a float32 point as what the network was made from computes them.
+    """Return the outputs at a float32 point as the network's source computes them.
 
     A module is run by torch, a file by onnxruntime. A network that was made from neither is evaluated by torch.
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.errors import UnsupportedError
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.functions.steps import StepFunction
 from verifiable_relu.ir.linear import Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Op, Product, Sum, whole_ops
@@ -110,7 +110,7 @@ def with_rounding(
         at.append(found)
         given.append(not (operator and operator.rounds) and (not index or any(given[i] for i in op.inputs)))
     if given[output]:
-        raise UnsupportedError("an output is a number of the input: what a runtime makes of it is not modelled")
+        raise UnsupportedError("an output is a copy of an input, for which runtimes are not modelled: add an operator")
     return made.ops, at[output]
 
 
@@ -221,9 +221,9 @@ class _Rounding:
             absolute = ELEMENTARY
         elif kind == "Exp":
             relative = both(relative, ELEMENTARY)
-        elif not isinstance(op.function, Kinked):
+        elif not isinstance(op.function, PiecewiseLinear):
             raise UnsupportedError(f"the rounding of {kind} is not modelled", place=op.place)
-        return self.noise(self.add(op), relative, absolute, small=isinstance(op.function, Kinked))
+        return self.noise(self.add(op), relative, absolute, small=isinstance(op.function, PiecewiseLinear))
 
 
 def _narrowed(op: Op, operator: Operator, by: RuntimeArithmetic) -> Op:
@@ -244,8 +244,8 @@ def _narrowed(op: Op, operator: Operator, by: RuntimeArithmetic) -> Op:
             raise UnsupportedError(f"a stored number is beyond the range of {by.name}", place=operator.place)
         return found
 
-    if isinstance(op, Elementwise) and isinstance(op.function, Kinked):
-        return replace(op, function=Kinked(rounded(op.function.slope_below)))
+    if isinstance(op, Elementwise) and isinstance(op.function, PiecewiseLinear):
+        return replace(op, function=PiecewiseLinear(rounded(op.function.slope_below)))
     if not isinstance(op, Affine):
         return op
     bias = None if op.bias is None else rounded(op.bias)

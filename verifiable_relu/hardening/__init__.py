@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     from verifiable_relu.hardening.loop import HardenedModel as HardenedModel
     from verifiable_relu.hardening.loop import harden as harden
     from verifiable_relu.hardening.loop import soften as soften
-    from verifiable_relu.nn.places import Place as Place
+    from verifiable_relu.nn.places import SmoothActivation as SmoothActivation
     from verifiable_relu.train.batches import SubstitutionEffect as SubstitutionEffect
     from verifiable_relu.train.loop import Annealing as Annealing
     from verifiable_relu.train.loop import TrainingStep as TrainingStep
 
-__all__ = ["Annealing", "HardenedModel", "Place", "SubstitutionEffect", "TrainingStep", "harden", "soften"]
+__all__ = ["Annealing", "HardenedModel", "SmoothActivation", "SubstitutionEffect", "TrainingStep", "harden", "soften"]
 
 
 def __getattr__(name: str) -> Any:

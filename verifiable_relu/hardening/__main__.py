@@ -37,7 +37,7 @@ class HardeningOptions:
     model: str
     data: Annotated[str, DATA_HELP]
     weights: Annotated[Path | None, "a state_dict that torch.save wrote"] = None
-    samples: Annotated[int | None, "fine-tune on the first images only (default: all)"] = None
+    samples: Annotated[int | None, "number of images to fine-tune on, the first ones (default: all)"] = None
     epochs: Annotated[int, "passes over the data"] = 3
     rate: Annotated[float, "first learning rate of AdamW"] = 1e-3
     target: Annotated[float, "λ at the end"] = 160.0
@@ -45,15 +45,15 @@ class HardeningOptions:
     activations: Annotated[str | None, "activations to harden, such as gelu,silu (default: all of hidden layers)"] = (
         None
     )
-    patience: Annotated[float, "seconds for the proof of what the swap changes; 0 leaves it out"] = 60.0
+    change_timeout: Annotated[float, "time limit in seconds of the proof of what the swap changes; 0: no proof"] = 60.0
     seed: Annotated[int, "seed of torch's random numbers"] = 0
     eps: Annotated[
         str | None,
         "ask whether test images keep their label in the L∞ ball of this radius, such as 1/255, of the network in real "
         "numbers, of each file in float32, and of these and the λ-GELU networks at once",
     ] = None
-    images: Annotated[int, "the first test images that --eps asks about"] = 20
-    timeout: Annotated[float, "seconds for each image and question of --eps"] = 10.0
+    images: Annotated[int, "number of test images, the first ones, for --eps"] = 20
+    timeout: Annotated[float, "time limit in seconds for each image and question of --eps"] = 10.0
     certificates: Annotated[
         Path | None,
         "folder for a checked certificate of both files and the λ-GELU networks in real numbers for each image (with "
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: HardeningOptions, out: Path, device: str, int8: bool, quiet: bool) -> int:
     """Harden the model that the options name, write it, and print the report; returns 0, or 130 after Ctrl-C."""
     if options.certificates is not None and (options.eps is None or not int8):
-        raise InputError("--certificates is for --eps and --int8: certify writes those of a single file")
+        raise InputError("--certificates needs --eps and --int8; for a single file, use certify --certificates")
     require_outputs(out, int8, ".checkpoint")
     # Imported here, because the imports load torch, for which --help need not wait.
     import torch
@@ -124,7 +124,7 @@ def run(options: HardeningOptions, out: Path, device: str, int8: bool, quiet: bo
         schedule=options.schedule,
         activations=activations,
         region=(0.0, 1.0),
-        patience=options.patience,
+        change_timeout=options.change_timeout,
         progress=not quiet,
     )
     try:
@@ -166,7 +166,7 @@ def _prove(
     family = all(isinstance(gate, LambdaGELU) for gate in gates)
     asked: dict[str, dict[str, Any]] = {f"{files[0].name} in real numbers": {"model": files[0]}}
     asked |= {f"{file.name} in float32": {"model": file, "arithmetic": "float32"} for file in files}
-    whole = {"model": files[0], "also": files[1:], **({"joint": options.target} if family else {})}
+    whole = {"model": files[0], "other_models": files[1:], **({"family": options.target} if family else {})}
     also = f" and λ-GELU with λ ≥ {options.target:g}" if family else ""
     asked[f"all of these{also} at once"] = {**whole, "arithmetic": "float32"}
     if options.certificates is not None:
@@ -208,7 +208,7 @@ def load(named: str, weights: Path | None = None) -> nn.Module:
     except (Exception, SystemExit) as error:  # The user's code may raise anything.
         raise InputError(f"{type(error).__name__}: {error}", path=source, place=name) from error
     if not isinstance(model, nn.Module):
-        raise InputError(f"it is a {type(model).__name__}, no torch module", path=source, place=name)
+        raise InputError(f"a {type(model).__name__}, not a torch module", path=source, place=name)
     if weights is not None:
         _load_weights(model, weights)
     return model
@@ -227,7 +227,7 @@ def _load_weights(model: nn.Module, path: Path) -> None:
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", path=path) from None
     except Exception as error:  # A damaged file may make torch raise anything.
-        raise InputError(f"no weights of this model: {error}", path=path) from None
+        raise InputError(f"these weights do not fit the model: {error}", path=path) from None
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from verifiable_relu.ir.families import between
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.nn.gates import HIDDEN, Hardness, Rectifier
 from verifiable_relu.nn.places import (
-    Place,
+    SmoothActivation,
     evaluating,
     leftovers,
     replace_wholly,
@@ -32,7 +32,7 @@ from verifiable_relu.nn.places import (
 )
 from verifiable_relu.readers import from_torch, write_onnx
 from verifiable_relu.rounding import unit_roundoff
-from verifiable_relu.settings import as_given, neutral
+from verifiable_relu.settings import default_settings, user_settings
 from verifiable_relu.train import batches
 from verifiable_relu.train.batches import NO_TENSOR, Batch, DataError, Outputs, Region, SubstitutionEffect, at, measure
 from verifiable_relu.train.loop import Annealing, Callback, Checkpoint, fit, progress_bar
@@ -60,7 +60,7 @@ class HardenedModel:
 
     model: nn.Module
     smooth: nn.Module
-    places: tuple[Place, ...]
+    places: tuple[SmoothActivation, ...]
     change: SubstitutionEffect
     losses: tuple[float, ...]
     shape: tuple[int, ...] | None
@@ -81,7 +81,9 @@ class HardenedModel:
         return Path(path)
 
 
-def soften(model: nn.Module, activations: Sequence[str] = HIDDEN, example: Any = None) -> tuple[nn.Module, list[Place]]:
+def soften(
+    model: nn.Module, activations: Sequence[str] = HIDDEN, example: Any = None
+) -> tuple[nn.Module, list[SmoothActivation]]:
     """Put a λ-gate with λ = 1 in the place of each smooth activation, in place; the model still computes the same.
 
     Gates that the model has already keep their λ. No λ is learned: ``Annealing`` sets it. Returns the model, and its
@@ -122,7 +124,7 @@ def harden(
     schedule: Schedule = "log",
     activations: Sequence[str] = HIDDEN,
     region: Region | None = None,
-    patience: float = 60.0,
+    change_timeout: float = 60.0,
     argument: str | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = False,
@@ -131,15 +133,15 @@ def harden(
     """Turn a trained model with GELU, SiLU and the like into one with ReLU, by fine-tuning while λ grows.
 
     Each smooth activation G becomes G(λx)/λ with λ = 1, which is G itself. λ then grows with every step of the
-    fine-tuning until the activation is ReLU but for 0.17/λ, and ReLU takes its place (arXiv 2603.21991). The model that
+    fine-tuning until it is within 0.17/λ of ReLU, and ReLU takes its place (arXiv 2603.21991). The model that
     was given is not changed; a copy on the same device is.
 
     Args:
-        data: what it is fine-tuned on: a ``DataLoader`` or list of batches, or a pair (inputs, classes) of arrays. A
+        data: for the fine-tuning: a ``DataLoader`` or list of batches, or a pair (inputs, classes) of arrays. A
             batch is a tuple (inputs, classes, …) or a mapping of the model's arguments (``labels`` are its classes).
         epochs: the number of passes over the data, at least 1.
         held_out: the data on which the change is measured, in the same form; None takes ``data``.
-        loss: what is to become small, for a model and a batch. By default the ``loss`` that a model returns for a
+        loss: the loss of a model and a batch. By default the ``loss`` that a model returns for a
             mapping, and else the cross-entropy.
         outputs: the outputs of a model for a batch, (n, classes). By default what the model returns, or its ``logits``.
         optimizer: makes the optimizer of a model, or a pair of optimizer and learning-rate scheduler, whose ``step`` is
@@ -149,7 +151,7 @@ def harden(
         activations: the names of the activations to harden (``nn.gates.RECTIFIERS``).
         region: the least and the greatest value of each input; over all inputs between them, the change of the outputs
             by the swap is bounded. None takes the range of the numbers in the data that the change is measured on.
-        patience: the seconds that the proof of that bound may take, at least 0; 0 leaves it out.
+        change_timeout: the seconds that the proof of that bound may take, at least 0; 0 leaves it out.
         argument: where batches are mappings with several tensors of real numbers, the name of the network's input.
         callbacks: called after each step.
         progress: True shows a progress bar on stderr.
@@ -177,8 +179,8 @@ def harden(
         if not callable(function):
             raise InputError(f"{name} is a function, not {function!r:.40}")
     region = None if region is None else _region(region)
-    if isinstance(patience, bool) or not isinstance(patience, int | float) or not patience >= 0:
-        raise InputError(f"patience is a number of seconds, not {patience!r:.40}")
+    if isinstance(change_timeout, bool) or not isinstance(change_timeout, int | float) or not change_timeout >= 0:
+        raise InputError(f"change_timeout is a number of seconds, not {change_timeout!r:.40}")
     train, test = batches.loader(data, True), batches.loader(data if held_out is None else held_out, False)
     before, (soft, places) = model, soften(_copy(model), activations)
     first = batches.moved(next(iter(test)), soft)
@@ -191,7 +193,7 @@ def harden(
     made = default_optimizer(soft, steps) if optimizer is None else optimizer(soft)
     stepper, scheduler = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(stepper, torch.optim.Optimizer):
-        raise InputError(f"optimizer makes a {type(stepper).__name__}, no optimizer of torch")
+        raise InputError(f"optimizer makes a {type(stepper).__name__}, not a torch optimizer")
     same = {"epochs": epochs, "batches": len(train), "target": target, "schedule": schedule}
     parts = {"losses": losses, "annealing": annealing, "model": soft, "optimizer": stepper, "scheduler": scheduler}
     parts |= {"order": getattr(train, "generator", None), "random": torch.default_generator}
@@ -211,18 +213,18 @@ def harden(
     hard = substitute_relu(soft, activations=activations).eval()
     inputs = batches.real_inputs(first, argument)
     shape = None if inputs is None else tuple(inputs.shape[1:])
-    with evaluating(before), progress_bar(progress, math.ceil(min(patience, MOST_EPOCHS))) as show:
+    with evaluating(before), progress_bar(progress, math.ceil(min(change_timeout, MOST_EPOCHS))) as show:
         effect = measure(soft, hard, test, before=before, outputs=outputs, argument=argument)
         effect = replace(effect, region=region or effect.region, training=held_out is None)
         told = "seconds of the proof of the change"
         change = with_proof(
-            effect, soft, hard, shape, patience, argument=argument, watch=lambda taken: show(int(taken), told)
+            effect, soft, hard, shape, change_timeout, argument=argument, watch=lambda taken: show(int(taken), told)
         )
     return HardenedModel(hard, soft, tuple(places), change, tuple(losses), shape, argument)
 
 
 def _beginning(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return what tells a hardening from others: a digest of the weights, the learning rates, the seed."""
+    """Return the identity of a hardening: a digest of the weights, the learning rates, the seed."""
     weights = hashlib.sha256()
     for tensor in chain(model.parameters(), model.buffers()):
         weights.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -258,13 +260,12 @@ def _region(region: object) -> Region:
     except (TypeError, ValueError):
         raise InputError(f"a region is a least and a greatest value, not {region!r:.40}") from None
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-        raise InputError(f"the region from {low} to {high} is no range of numbers")
+        raise InputError(f"the region from {low} to {high} is empty or not finite")
     return low, high
 
 
 @torch.no_grad()
 def _require_same(before: nn.Module, soft: nn.Module, batch: Batch, outputs: Outputs) -> None:
-    """Make certain that λ-gates with λ = 1 compute the same."""
     with at("first batch"):
         expected = outputs(before, batch)
     if not isinstance(expected, Tensor) or not expected.ndim or not expected.numel():
@@ -292,13 +293,13 @@ def default_optimizer(
 
 
 @torch.no_grad()
-@neutral()
+@default_settings()
 def with_proof(
     effect: SubstitutionEffect,
     smooth: nn.Module,
     hard: nn.Module,
     shape: tuple[int, ...] | None,
-    patience: float,
+    change_timeout: float,
     *,
     argument: str | None = None,
     watch: Callable[[float], None] = lambda seconds: None,
@@ -306,10 +307,10 @@ def with_proof(
     """Return an effect with a proven bound of the change over its region, or the reason why there is none.
 
     ``shape`` is that of an input sample, None if the model's input is not one tensor, and ``argument`` its name, for
-    models of several. The proof may take ``patience`` seconds, and then goes on with intervals alone; 0 leaves it out.
+    models of several. After ``change_timeout`` seconds the proof goes on with intervals alone; 0 leaves it out.
     ``watch`` is told again and again the seconds that it has taken.
     """
-    if not patience:
+    if not change_timeout:
         return effect
     if shape is None or effect.region is None:
         return replace(effect, unproven=NO_TENSOR)
@@ -317,10 +318,10 @@ def with_proof(
 
     def stop() -> bool:
         watch(taken := time.monotonic() - start)
-        return taken > patience
+        return taken > change_timeout
 
     try:
-        with as_given():
+        with user_settings():
             first, second = (from_torch(model, shape, argument=argument, exact=True) for model in (smooth, hard))
         family = between(first, second)
         # The swapped smooth network computes the numbers of the hard one, but for those made of λ, which are rounded to
@@ -338,6 +339,6 @@ def with_proof(
         return replace(effect, proven=bound, unproven="")
     why = f"a bound of {bound:.3g} says nothing, for all outputs here are within {effect.spread:.3g}"
     if not math.isfinite(bound):
-        why = "over a region this large, nothing is known of a divisor or an exponential"
-        why = f"the proof took longer than {patience:g} s (patience=)" if stop() else why
+        why = "the region is too large to bound a divisor or an exponential"
+        why = f"the proof took longer than {change_timeout:g} s (change_timeout=)" if stop() else why
     return replace(effect, unproven=why)

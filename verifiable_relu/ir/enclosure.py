@@ -1,7 +1,7 @@
-"""Values of a network, each with a bound of how far the arithmetic that computed it may be off.
+"""Values of a network, each with a bound of the error of the arithmetic that computed it.
 
-With e the error of an op's input x, y its value as computed, u the unit roundoff and c(K) what rounding may change in a
-sum of K products, as a part of the sum of their sizes:
+With e the error of an op's input x, y its value as computed, u the unit roundoff and c(K) the error of a
+sum of K products, relative to the sum of their magnitudes:
 
     y = W·x + b, sums of K terms    |W|·(e + c·(|x| + e)) + c·|b|, c = c(K) + twice what the weights are off by
     y = x₁·x₂                       (|x₁| + e₁)·e₂ + e₁·(|x₂| + e₂) + c(1)·(|x₁| + e₁)·(|x₂| + e₂)
@@ -10,7 +10,7 @@ sum of K products, as a part of the sum of their sizes:
     y = f(x)                        Function.enclose
 
 This is a running error analysis (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002,
-section 3.3). There are two of it. ``enclose`` proves what a network computes: values in numpy, without code that torch
+section 3.3), used twice. ``enclose`` proves what a network computes: values in numpy, without code that torch
 or bounds use, and errors by the slopes of functions that bounds have, too. ``find_difference`` tests whether a network
 computes what its source does.
 """
@@ -50,11 +50,11 @@ class Enclosed:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The computation of sums, with bounds of its rounding errors.
+    """Arithmetic in which sums are computed, with bounds of its rounding errors.
 
     Attributes:
         unit: the unit roundoff u.
-        tiny: what underflow may take from any operation, sums of many terms included.
+        tiny: the most that underflow takes from any operation, sums of many terms included.
         sums: c(K).
         apply: W·x, or |W|·x for True, of a map and x (batch, n_in).
         knows_zeros: whether W·0 + b is the stored b: not where a network that rounds its constants is compared with a
@@ -68,7 +68,7 @@ class Arithmetic:
     knows_zeros: bool
 
     def enclose(self, op: Op, *inputs: Enclosed) -> Enclosed:
-        """Return the op's value of its inputs' values.
+        """Return the op's enclosed value from those of its inputs.
 
         Raises:
             UnsupportedError: if its function stands for more than one value.
@@ -154,7 +154,7 @@ def formats(network: Network) -> list[type[np.floating[Any]]]:
 
 
 def whole(x: Enclosed) -> Enclosed:
-    """Return values that are whole numbers, without an error where just one such number is enclosed."""
+    """Return values known to be whole numbers, without error where only one such number is enclosed."""
     near = np.rint(x.value)
     off = np.abs(x.value - near)
     known = (off <= x.error) & (x.error < 0.5) & (np.abs(near) < WHOLE)
@@ -233,7 +233,7 @@ def find_difference(
 ) -> Mismatch | None:
     """Return the first op at which the source's values are not the network's; None where all agree.
 
-    An op that was seen passes the source's value on, as exact, so that each part of the network is held against its own
+    An op that was seen passes on the source's value as exact, so that each part of the network is compared with its own
     rounding only. With the output alone in ``seen``, all rounding errors on the way add up. Errors of a long sum are as
     good as independent: c(K) = (min(K, 16·√K) + 32)·u (N. J. Higham, T. Mary, A New Approach to Probabilistic Rounding
     Error Analysis, SIAM J. Sci. Comput. 41, 2019, A2815). This is a test of whether the ops are the right ones, not a

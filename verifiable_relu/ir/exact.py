@@ -5,7 +5,7 @@ input is a vector of integers over one common denominator, d·2^k with an odd d 
 homogeneous: they commute with multiplication by d. A step function gives whole numbers times d, and what a network
 divides by is a factor of d. So a network is evaluated on d times the true values, behind a product of two values on d²
 times these, and so on, in Python integers with one exponent of two for each vector. The outputs are divided at the end.
-No step rounds, and torch computes nothing, because all this checks what torch computes.
+No step rounds, and torch computes nothing, because this checks what torch computes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def evaluate_exact(network: Network, x: Sequence[Fraction]) -> list[Fraction]:
 
 
 def _exact_value(op: Op, denominator: int, *inputs: Dyadic) -> Dyadic:
-    """Return an op's value times a power of an odd denominator, (size,), of its inputs' values times it.
+    """Return an op's value, (size,), scaled by a power of an odd denominator as its inputs' values are.
 
     The denominator is a multiple of the odd parts of what the op divides by. Raises UnsupportedError for irrational
     values.
@@ -70,7 +70,8 @@ def _exact_value(op: Op, denominator: int, *inputs: Dyadic) -> Dyadic:
             found = Dyadic(op.map.product(np.ones(1, dtype=object), x.numbers), x.exponent)
         else:
             found = x.weighed(weight, op.map.terms, op.map.product)
-        return found if op.bias is None else found + _times(Dyadic.of(op.bias.detach().cpu().numpy()), denominator)
+        bias = None if op.bias is None else Dyadic.from_floats(op.bias.detach().cpu().numpy())
+        return found if bias is None else found + _times(bias, denominator)
     if isinstance(op, Elementwise):
         value = op.function.exact(x, denominator)
         if value is None:
@@ -86,7 +87,7 @@ def _exact_value(op: Op, denominator: int, *inputs: Dyadic) -> Dyadic:
 def is_evaluable(network: Network) -> bool:
     """Return True if rational arithmetic can evaluate the network.
 
-    It can where every function has exact values, and every stored number is that which the file means, or the
+    It can if every function has exact values, and every stored number is the one that the file means, or the
     reciprocal of a divisor that is.
     """
     affine = all(op.is_exact or _divisor(op) is not None for op in network.ops if isinstance(op, Affine))

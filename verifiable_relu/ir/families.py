@@ -1,4 +1,4 @@
-"""One network for many: the ReLU network together with all the smooth ones that it can have come from.
+"""Families of networks: the ReLU network together with all smooth networks that it can have come from.
 
 The set has ``Hardened`` in the place of functions that are ReLU in the limit. What bounds prove of it holds for each
 member, every layer with a λ of its own (arXiv 2603.21991).
@@ -43,7 +43,7 @@ def harden(network: Network, lam: float | Sequence[float] | None = None) -> Netw
             raise InputError(said, place=network.ops[index].place)
     places = [i for i, function in functions.items() if function.kind == "Relu" or _own_lambda(function) is not None]
     if not places:
-        raise InputError(f"the network '{network.name}' has neither ReLU nor λ-GELU activations")
+        raise InputError(f"the network '{network.name}' has neither ReLU nor λ-GELU activations: it has no family")
     if lam is None:
         # A ReLU among λ-GELUs, such as one by which a normalisation is clipped, is one in all members.
         least = {i: own for i in places if (own := _own_lambda(functions[i])) is not None}
@@ -62,7 +62,7 @@ def harden(network: Network, lam: float | Sequence[float] | None = None) -> Netw
         own_lam = factor * Fraction(functions[index].parameters.get("parameter", number))
         if functions[index].kind == "GELU" and own_lam < number:
             name, found = network.ops[index].name, float(own_lam)
-            said = f"'{name}' has λ = {found:.9g}, which is none of the family from λ = {number:g} on"
+            said = f"'{name}' has λ = {found:.9g}, which is not in the family from λ = {number:g} on"
             if network.arithmetic != "real":
                 raise InputError(f"{said}: its evaluations in {network.arithmetic} are not bounded")
             notes.append(f"{said}: nothing is said about the file itself")
@@ -105,7 +105,7 @@ def least_lambdas(network: Network) -> list[float]:
 
 
 def outside_family(network: Network) -> list[str]:
-    """Return what the nonlinear ops of a set of networks are called that are the same in all of its members."""
+    """Return the names of a set's nonlinear ops that are the same in all of its members."""
     return [
         op.function.kind if isinstance(op, Elementwise) else "a maximum"
         for op in network.ops
@@ -138,7 +138,7 @@ class Argument:
         moves: permutations between the two.
         factor: the product of the numbers by which ops between the two multiply or divide.
         error: relative, of ``factor``.
-        vague: the name of what stands before x and multiplies, too: by several numbers, or by numbers that are
+        vague: the name of an op before x that multiplies, too: by several numbers, or by numbers that are
             chosen among others, or another GELU; or nothing.
     """
 
@@ -150,9 +150,9 @@ class Argument:
 
 
 def one_number(numbers: Tensor) -> Fraction | None:
-    """Return the one number that stands for all elements; None where there are several, or it is infinite.
+    """Return the one number that a constant has for all elements; None for several numbers, or infinity.
 
-    Several numbers that are equal are several still: certificates count them so.
+    Several equal numbers count as several, as they do in certificates.
     """
     first = float(numbers.reshape(-1)[0])
     return Fraction(first) if (numbers.stride() == (0,) or numbers.numel() == 1) and math.isfinite(first) else None
@@ -168,11 +168,11 @@ def scalar_factor(op: Op) -> tuple[Fraction, Fraction] | None:
 
 
 def find_argument(ops: Sequence[Op], index: int, runs: bool = False) -> Argument:
-    """Trace an op's value back to what is before all factors: λ of a GELU is about that, here and nowhere else.
+    """Trace an op's value back to the x before all factors: the λ of a GELU refers to this x.
 
     Permutations may stand between. What a factor makes of whole numbers, such as a quantised network's, is no multiple
-    of them, and a batch normalisation of several channels is a layer as others are. An offset that is off by something
-    ends the trace, unless that is the rounding of a network that ``runs``.
+    of them, and a batch normalisation of several channels is a layer like any other. An inexact offset
+    ends the trace, unless the error is the rounding of a network that ``runs``.
     """
     found, moves, chosen = Argument(index), list[Affine](), False
     counted = whole_ops(ops[:index])
@@ -213,6 +213,6 @@ def _factor(network: Network, index: int) -> tuple[Fraction, Fraction]:
         raise InputError(f"{said}; put a layer between", place=op.place)
     if not MODERATE[0] <= abs(found.factor) <= MODERATE[1]:
         said = f"the factor before it, {float(found.factor):g}, is too small or too large for a family"
-        raise InputError(f"{said}; sizes from 2^-40 to 2^40 are known", place=op.place)
+        raise InputError(f"{said}; it must be from 2^-40 to 2^40", place=op.place)
     # Errors of what runs are those of its rounding, and the file's numbers are exact.
     return abs(found.factor), Fraction(0) if rounded else found.error

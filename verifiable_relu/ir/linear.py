@@ -34,13 +34,13 @@ Image = tuple[int, int, int]
 
 
 class TensorCache:
-    """Tensors that are made once, by key: what they are made of never changes."""
+    """Cache of tensors by key, for tensors whose sources never change."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Tensor] = {}
 
     def __call__(self, key: Hashable, make: Callable[[], Tensor], keep: bool = True) -> Tensor:
-        """Return the tensor of a key; ``keep``: for the next time, which a tensor in a gradient must not be."""
+        """Return the tensor of a key; ``keep`` it for later unless it is part of a gradient."""
         found = self._made.get(key)
         if found is None:
             # A tensor made in inference mode could not take part in a gradient later.
@@ -83,7 +83,7 @@ class LinearMap(ABC):
         return self._times(a, "Wᵀ")
 
     def _times(self, x: Tensor, which: str) -> Tensor:
-        """Return the product of x (batch, n) with W, |W| or Wᵀ: by ``entries`` in compressed columns."""
+        """Return the product of x (batch, n) with W, |W| or Wᵀ from ``entries`` in compressed columns."""
 
         def make() -> Tensor:
             outputs, inputs, values = self.entries()
@@ -126,7 +126,7 @@ class LinearMap(ABC):
 
     @property
     def parameters(self) -> Mapping[str, object]:
-        """Everything but ``weight`` that defines W, by name: for digests."""
+        """Return everything but ``weight`` that defines W, by name, for digests."""
         return {name: value for name in self.layout if (value := getattr(self, name)) is not None}
 
     def with_weight(self, weight: Tensor) -> LinearMap:
@@ -149,7 +149,7 @@ class LinearMap(ABC):
         return float(self.cached(("conversion error", dtype), find))
 
     def cached(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """Return a tensor that is made of the weights once, with the first key that is equal to ``key``."""
+        """Return a tensor made from the weights, computed once for each ``key``."""
         return self._cache(key, make, not self.weight.requires_grad)
 
     def weight_in(self, dtype: torch.dtype, device: torch.device, sizes: bool = False) -> Tensor:
@@ -424,7 +424,6 @@ class Convolution(LinearMap):
 
     @property
     def _window(self) -> dict[str, tuple[int, int]]:
-        """The kernel's window, as ``F.unfold`` and ``F.fold`` take it."""
         height, width = self.weight.shape[2:]
         return {"kernel_size": (height, width), "dilation": self.dilation, "stride": self.stride}
 
@@ -433,7 +432,7 @@ class Convolution(LinearMap):
         return max(1, PATCH_ENTRIES // max(1, entries * (math.prod(self.out_shape[1:]) if points is None else points)))
 
     def _columns(self, index: Tensor) -> Tensor:
-        """The numbers of the inputs that outputs (count,) see, in the order of their kernels: n_in beyond the edges.
+        """Return the numbers of the inputs that outputs (count,) see, in the kernels' order; n_in beyond the edges.
 
         Returns:
             (count, terms), int64.

@@ -201,7 +201,7 @@ class Source:
         batched: whether the ONNX input has a leading batch axis.
         ports: where the user's file has several inputs or outputs: their ONNX shapes with a batch of 1, by name, inputs
             first. ``onnx`` is then a file with one of each.
-        repairs: a sentence for each deviation of the file from the standard, and how it was read.
+        repairs: a sentence for each deviation of the file from the standard, saying how it was read.
     """
 
     input_shape: Shape
@@ -246,7 +246,7 @@ class Network:
         for pair in self.pairs:
             ops = [self.ops[i] for i in pair]
             if pair.second <= max(pair[:2]) or len({op.size for op in ops}) > 1 or not _compares(ops, self.ops):
-                raise InputError("it is not compared as a pair says", place=ops[-1].place)
+                raise InputError("a pair names an op that does not compare its two activations", place=ops[-1].place)
 
     @property
     def input_size(self) -> int:
@@ -297,7 +297,7 @@ class Network:
         return frozenset(keeping if self.whole else ())
 
     @cached_property
-    def counted(self) -> dict[str, Tensor]:
+    def integer_inputs(self) -> dict[str, Tensor]:
         """Inputs that matter only through the whole numbers that one step function makes of them.
 
         Returns:
@@ -375,9 +375,9 @@ def whole_ops(ops: Sequence[Op]) -> frozenset[int]:
 
 
 def live(ops: Sequence[Op], output: int, pairs: Iterable[Pair] = ()) -> tuple[tuple[Op, ...], dict[int, int]]:
-    """Return the input and the ops that an op needs, which comes last, and their new numbers by their old ones.
+    """Return the ops that an op needs, the input first and the op last, and their new numbers by old ones.
 
-    What a pair compares an op with is needed where the op is.
+    An op's partner in a pair is needed with the op.
     """
     needed, compared = {0, output}, {pair.second: pair[:2] for pair in pairs}
     for index in range(output, 0, -1):
@@ -388,7 +388,7 @@ def live(ops: Sequence[Op], output: int, pairs: Iterable[Pair] = ()) -> tuple[tu
 
 
 def _are_whole(numbers: Iterable[object]) -> bool:
-    """Return True if all numbers of tensors (and floats) are whole; names and None say nothing."""
+    """Return True if all numbers of tensors and floats are whole; names and None are ignored."""
     return all(
         bool((torch.as_tensor(each) == torch.as_tensor(each).round()).all())
         for each in numbers
@@ -409,7 +409,7 @@ def _compares(pair: Sequence[Op], ops: Sequence[Op]) -> bool:
 
 
 def _moved(op: Op) -> Tensor | None:
-    """The elements of its input that an op's elements are, −1 for a constant; None where it does more than move."""
+    """Return the input elements that an op's elements are, −1 for constants; None if it does more than move."""
     if not isinstance(op, Affine) or not isinstance(op.map, Gather) or not op.is_exact:
         return None
     index = op.map.index

@@ -1,4 +1,4 @@
-"""Networks made of other networks: several as one, one without its head, one without repeated neurons.
+"""Transformations of networks: several combined into one, the head removed, repeated neurons merged.
 
 No transformation rounds: it adds matrices of integers that every precision holds, and exact sums and products of
 weights.
@@ -58,14 +58,14 @@ def combine(
 ) -> Network:
     """Return the network that computes several networks at once, on inputs (size,).
 
-    Its outputs are those of the parts, one part after the other.
+    Its outputs are the parts' outputs, one part after the other.
 
     Args:
         parts: the networks.
         size: the number of inputs.
         replay: runs the parts where the result is run.
         passed: whether the inputs are outputs, too, after those of the parts.
-        products: of two forms each over the outputs before it, which are further outputs.
+        products: pairs of forms over all earlier outputs, whose products are further outputs.
         paired: whether a part whose functions are those of an earlier one is compared with it (``Network.pairs``).
 
     Raises:
@@ -77,7 +77,7 @@ def combine(
         raise InputError(f"a query that relates inputs or multiplies is about real numbers, not {arithmetic}")
     for part in parts:
         if part.network.arithmetic != arithmetic:
-            raise InputError(f"networks in {arithmetic} and in {part.network.arithmetic} are not joined")
+            raise InputError(f"networks in {arithmetic} and in {part.network.arithmetic} cannot be combined")
         if len(part.inputs) != part.network.input_size:
             raise InputError(f"{len(part.inputs)} inputs for the network '{part.network.name}'")
     known = [[matched(first, second) if paired else {} for first in networks[:n]] for n, second in enumerate(networks)]
@@ -202,10 +202,10 @@ def _run(
 
 
 def matched(first: Network, second: Network) -> dict[int, int]:
-    """Return with which elementwise ops of a first network those of a second one may be compared; empty for none.
+    """Return the pairs of elementwise ops of two networks that may be compared; empty for none.
 
-    Where one is quantised, its steps and saturations are compared with none, and of the other one's ops the next that
-    fits is taken. Which ones are compared decides how close bounds are, and never whether they hold.
+    If one is quantised, its rounding and saturation ops are skipped, and of the other network's ops the next that
+    fits is taken. The choice of pairs decides how tight bounds are, never whether they hold.
 
     Returns:
         Numbers of the first network's ops by those of the second one's.
@@ -224,13 +224,13 @@ def matched(first: Network, second: Network) -> dict[int, int]:
 
 
 def are_alike(f: Function, g: Function) -> bool:
-    """Return True if bounds of g(z + d) − f(z) are known: of one function, or two of ReLU and those that tend to it."""
+    """Return True if g(z + d) − f(z) can be bounded: f = g, or both are ReLU or functions that tend to it."""
     same = f.is_same(g) and not isinstance(f, StepFunction)
     return same or all(each.gated or each.limit.kind == "Relu" for each in (f, g))
 
 
 def _unquantised(network: Network) -> dict[int, Elementwise]:
-    """Return the elementwise ops that are no part of how a network quantises, by their numbers."""
+    """Return the numbers of the elementwise ops that do not belong to a network's quantisation."""
     ops = {i: op for i, op in enumerate(network.ops) if isinstance(op, Elementwise)}
     if not any(isinstance(op.function, StepFunction) for op in ops.values()):
         return ops

@@ -23,7 +23,7 @@ ReLU(x) − x·σ(βx) = |x|·σ(−β|x|) is at most 0.2784645428/β, the maxim
 at t = 1.2784645, it is as far from ReLU as λ-GELU with the same λ for κ = 1.6383.
 
 The smooth activations that λ can harden to ReLU are ``RECTIFIERS``: |G(λx)/λ − ReLU(x)| is at most max |G − ReLU|/λ.
-A module or function is recognised by what it computes on a grid of points, not by its name: so all spellings of
+A module or function is recognised by its values on a grid of points, not by its name: so all spellings of
 GELU, such as those of Hugging Face's ``transformers``, are known at once.
 """
 

@@ -52,11 +52,11 @@ Made = Callable[[Rectifier | Hardness], nn.Module]
 
 
 @dataclass(frozen=True)
-class Place:
+class SmoothActivation:
     """A smooth activation of a model.
 
     Its ``path`` is the name of the module, "" for the model; for a function, that of the module that calls it.
-    ``found`` is the module or the function, ``became`` what took its place; ``why`` says why it was left alone, if it
+    ``found`` is the module or the function, ``became`` its replacement; ``why`` says why it was left alone, if it
     was.
     """
 
@@ -70,7 +70,9 @@ class Place:
         return f"{where}: {self.found} {f'→ {self.became}' if self.became else f'left alone: {self.why}'}"
 
 
-def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HIDDEN) -> tuple[nn.Module, list[Place]]:
+def replace_smooth(
+    model: nn.Module, make: Made, activations: Sequence[str] = HIDDEN
+) -> tuple[nn.Module, list[SmoothActivation]]:
     """Replace a model's smooth activations, in place; a model that is an activation itself is replaced as a whole.
 
     Replaced are modules, functions that are attributes of a module (as in ``nn.TransformerEncoderLayer``), and
@@ -87,11 +89,11 @@ def replace_smooth(model: nn.Module, make: Made, activations: Sequence[str] = HI
         raise InputError(f"activations are a list of names, not {activations!r:.40}")
     for name in activations:
         if not isinstance(name, str) or name not in RECTIFIERS:
-            raise InputError(f"there is no activation {name!r:.40} to harden; there are {', '.join(RECTIFIERS)}")
+            raise InputError(f"there is no activation {name!r:.40}; there are {', '.join(RECTIFIERS)}")
     if hasattr(model, "_orig_mod"):
         raise InputError("the model is compiled: replace the activations of the model that torch.compile was given")
     replacement = _SmoothReplacement(make, tuple(activations))
-    whole = replacement.of(model, "")
+    whole = replacement.replacement(model, "")
     if whole is not None:
         return whole, replacement.places
     # Modules that take the place of others are not looked into.
@@ -129,7 +131,7 @@ def substitute_relu(
 
 def replace_wholly(
     model: nn.Module, make: Made, activations: Sequence[str], example: Any = None
-) -> tuple[nn.Module, list[Place]]:
+) -> tuple[nn.Module, list[SmoothActivation]]:
     """Replace as ``replace_smooth``, and find out as ``require_replaced``; a model that is refused stays as it was."""
     require_replaced(*replace_smooth(_twin(model, {}), make, activations), example)
     return replace_smooth(model, make, activations)
@@ -166,7 +168,7 @@ def _configure(model: nn.Module, activations: Collection[str]) -> None:
 
 
 def _made_with_relu(model: nn.Module, activations: Sequence[str]) -> bool:
-    """Return True if a model's class, given the model's configuration, makes it without any of the activations."""
+    """Return True if a model's class makes it without any of the activations, given the configuration."""
     if not hasattr(model, "config"):
         return False
     try:
@@ -185,7 +187,7 @@ _SMOOTH = {"mish", "hardswish", "elu", "softplus", "sigmoid", "tanh", "erf", "_s
 
 
 class _Watch(TorchDispatchMode):
-    """A record of the smooth operators that run outside of λ-gates, with the module that each runs in."""
+    """Watch that records smooth operators outside of λ-gates, with the module in which each runs."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -231,7 +233,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def leftovers(model: nn.Module, places: Collection[Place], call: Callable[[nn.Module], object]) -> list[Place]:
+def leftovers(
+    model: nn.Module, places: Collection[SmoothActivation], call: Callable[[nn.Module], object]
+) -> list[SmoothActivation]:
     """Return the smooth operators that a model still computes when ``call`` runs it, by the modules that call them.
 
     Raises:
@@ -248,11 +252,11 @@ def leftovers(model: nn.Module, places: Collection[Place], call: Callable[[nn.Mo
                 place=f"module {path!r} ({type(modules[path]).__name__})",
             )
         if not type(modules[path]).__module__.startswith("torch.nn."):
-            found.append(Place(path, f"aten.{name}", why="ReLU cannot take its place by itself"))
+            found.append(SmoothActivation(path, f"aten.{name}", why="ReLU cannot take its place by itself"))
     return found
 
 
-def require_replaced(model: nn.Module, places: Collection[Place], example: Any = None) -> None:
+def require_replaced(model: nn.Module, places: Collection[SmoothActivation], example: Any = None) -> None:
     """Run a model, to make certain that it computes GELU and SiLU no longer, else an UnsupportedError names the module.
 
     ``example`` is a tensor, or a tuple or mapping of the model's arguments. None takes the inputs that a model, or the
@@ -283,11 +287,11 @@ class _SmoothReplacement:
 
     def __init__(self, make: Made, activations: Collection[str]) -> None:
         self.make, self.activations = make, activations
-        self.places: list[Place] = []
+        self.places: list[SmoothActivation] = []
         self._made: dict[int, nn.Module | None] = {}
 
-    def of(self, module: nn.Module, path: str) -> nn.Module | None:
-        """Return what takes the place of a module, or None if the module stays."""
+    def replacement(self, module: nn.Module, path: str) -> nn.Module | None:
+        """Return the replacement of a module, or None if the module stays."""
         if id(module) not in self._made:
             title, made = _title(module), None
             found = module if isinstance(module, Hardness) else recognise_module(module)
@@ -295,17 +299,18 @@ class _SmoothReplacement:
                 made = self.chosen(path, found, title)
             elif isinstance(module, (*MODULES, *OTHERS)):
                 why = "it does not tend to ReLU" if isinstance(module, MODULES) else "ReLU cannot take its place"
-                self.places.append(Place(path, title, why=why))
+                self.places.append(SmoothActivation(path, title, why=why))
             self._made[id(module)] = None if made is None else made.train(module.training)
         return self._made[id(module)]
 
     def chosen(self, path: str, found: Rectifier | Hardness, title: str) -> nn.Module | None:
-        """Return what takes the place of an activation, or None if it is not among those that are replaced."""
+        """Return the replacement of an activation, or None if it is not among those to be replaced."""
         if isinstance(found, Rectifier) and found.name not in self.activations:
-            self.places.append(Place(path, title, why=f"'{found.name}' is not among the activations to harden"))
+            why = f"'{found.name}' is not among the activations to harden"
+            self.places.append(SmoothActivation(path, title, why=why))
             return None
         made = self.make(found)
-        self.places.append(Place(path, title, _title(made)))
+        self.places.append(SmoothActivation(path, title, _title(made)))
         return made
 
     def inside(self, module: nn.Module, path: str) -> None:
@@ -324,7 +329,7 @@ class _SmoothReplacement:
             return
         # named_children() would leave out the second name of a module that is used twice.
         for name, child in list(module._modules.items()):
-            made = None if child is None else self.of(child, f"{path}.{name}".lstrip("."))
+            made = None if child is None else self.replacement(child, f"{path}.{name}".lstrip("."))
             if made is not None:
                 setattr(module, name, made)
         for name, function in list(vars(module).items()):

@@ -12,7 +12,7 @@ from verifiable_relu.ir.network import Network
 from verifiable_relu.readers.onnx.compare import compare, compare_at, is_quantised, require_runs
 from verifiable_relu.readers.onnx.model import EVERYTHING, MAX_BYTES, Chosen, require_onnx
 from verifiable_relu.readers.onnx.read import read_flat
-from verifiable_relu.settings import neutral
+from verifiable_relu.settings import default_settings
 
 if TYPE_CHECKING:
     from verifiable_relu.readers.onnx.write import write_onnx
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-@neutral()
+@default_settings()
 def read_onnx(
     source: Path | str | bytes, name: str | None = None, chosen: Chosen = EVERYTHING, data: bytes | None = None
 ) -> Network:
@@ -39,14 +39,14 @@ def read_onnx(
 
     Args:
         source: the path, or the file's bytes. Where ``NAME`` does not exist but ``NAME.gz`` does, that is read.
-        name: what to call the network; by default the file's stem.
+        name: the network's name; by default the file's stem.
         chosen: the tensors of the file that are the network's inputs and outputs.
         data: the bytes of the file that ``source`` names, unpacked, where they have been read (``onnx_bytes``).
 
     Raises:
         UnsupportedError: if an operator, or the form in which it is used, is not supported; names the node.
         InputError: if the file is missing, malformed, refused by the ONNX checker or by onnxruntime, holds NaN or
-            infinite parameters, or computes something else than the network that was read from it.
+            infinite parameters, or does not compute what the network read from it computes.
     """
     path = None if isinstance(source, bytes) else Path(source)
     name = name or ("network" if path is None else Path(path.name.removesuffix(".gz")).stem)
@@ -67,12 +67,12 @@ def read_onnx(
 
 
 def onnx_bytes(path: Path) -> bytes:
-    """Return the bytes of an ONNX file, unpacked; a larger one than ``MAX_BYTES``, or no ONNX file, is refused."""
+    """Return the bytes of an ONNX file, unpacked; other files, and more than ``MAX_BYTES``, are refused."""
     return read_bytes(path, MAX_BYTES, require_onnx)
 
 
 def __getattr__(name: str) -> Any:
-    """Import what a network of a file need not wait for."""
+    """Import the torch reader only when it is asked for: networks of files do not need it."""
     module = {"from_torch": "torch.reading", "runner": "torch.reading", "write_onnx": "onnx.write"}.get(name)
     if module is None:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -1,4 +1,4 @@
-"""A network under construction: ops on flat vectors, and values that say where in them the elements of a tensor are.
+"""A network under construction: ops on flat vectors, and values that locate a tensor's elements in them.
 
 A move of elements (a reshape, a transposition, a slice, a pad with zeros) makes no op. It is an array of numbers of
 elements, and moves of moves compose. Where an op needs its elements in place, one ``Gather`` puts them there.
@@ -18,7 +18,7 @@ from torch import Tensor
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.ir.functions import StepFunction, function
 from verifiable_relu.ir.functions.function import Function
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.linear import Convolution, Dense, Diagonal, Gather, LinearMap, Sparse
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Op, Product, Shape, Sum
 from verifiable_relu.readers.derived import both, quotient
@@ -54,17 +54,17 @@ class Value:
     def reshaped(self, shape: Sequence[int]) -> Value:
         """Return the elements in order under another shape; the number of elements stays."""
         if math.prod(shape) != self.size:
-            raise InputError(f"reshapes {self.shape} to {tuple(shape)}")
+            raise InputError(f"shape {self.shape} cannot become {tuple(shape)}")
         return Value(self.op, tuple(shape), self.index)
 
 
 class OpBuilder:
-    """Ops that are added one by one, every size worked out and checked.
+    """Builder of a network: ops are added one by one, with sizes computed and checked.
 
     Attributes:
         ops: so far; the first is the input.
-        name: what to call the ops that are added.
-        off: the relative error of the weights and the bias of each affine op that is added, besides what it is given.
+        name: the name of the ops that are added.
+        off: the relative error of weights and bias of each affine op that is added, on top of its arguments'.
         whole: numbers of ops whose values are whole numbers, whatever the input is.
     """
 
@@ -301,12 +301,12 @@ class OpBuilder:
 
     def relu(self, x: Value) -> Value:
         """Return max(x, 0)."""
-        return self.apply(x, Kinked())
+        return self.apply(x, PiecewiseLinear())
 
     def leaky(self, x: Value, slope: Tensor | float) -> Value:
         """Return max(x, 0) + slope·min(x, 0), the slope being broadcast to the shape of x."""
         full = self.constant(as_tensor(slope), x.shape)
-        return self.apply(x, Kinked(full[0] if full.stride() == (0,) else full))
+        return self.apply(x, PiecewiseLinear(full[0] if full.stride() == (0,) else full))
 
     def size_of(self, x: Value) -> Value:
         """Return |x|."""
@@ -355,9 +355,9 @@ def places(x: Value | np.ndarray) -> np.ndarray:
 
 
 def require_few(terms: int) -> None:
-    """Refuse an op of more than ``MOST_TERMS`` products or elements of windows, before they take memory."""
+    """Refuse an op with more than ``MOST_TERMS`` products or window elements, before memory is allocated."""
     if terms > MOST_TERMS:
-        raise UnsupportedError(f"sums up more than {MOST_TERMS} terms")
+        raise UnsupportedError(f"a sum of more than {MOST_TERMS:,} terms")
 
 
 def tensor(array: np.ndarray) -> Tensor:

@@ -1,10 +1,10 @@
-"""Numbers that are derived from a network's own: the one place where they are computed, with what they are off by.
+"""Numbers derived from a network's own, with bounds of their errors; all of them are computed here.
 
 Verdicts are about real arithmetic on the numbers that a network's file stores. Where an operator needs other numbers
 (constants computed from constants, 1/c of a division, γ/√(σ² + ε) of a batch normalisation, √2·k of a spelled GELU),
 they are computed here in rational arithmetic, roots and exponentials to at least 160 bits, and rounded once, to the
-nearest float64 number. What a node then stores is either exact or off by a part of itself that is proved, the node's
-``weight_error``. A part of itself says nothing of a number that vanishes or overflows, so that a number that is not
+nearest float64 number. A node then stores a number that is exact, or has a proven relative error, the node's
+``weight_error``. A relative error says nothing about a number that vanishes or overflows, so that a number that is not
 exact must lie in float64's normal range; any other is refused.
 """
 
@@ -43,7 +43,7 @@ _INFINITE = 2**1024 - 2**970
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """An array of numbers, each known up to a part of itself.
+    """Array of numbers, each known up to a relative error.
 
     Attributes:
         values: of dtype object: fractions, and ±inf as floats where a number is infinite.
@@ -54,7 +54,7 @@ class Derived:
     error: Fraction = Fraction(0)
 
     @staticmethod
-    def of(numbers: np.ndarray | Derived) -> Derived:
+    def from_numbers(numbers: np.ndarray | Derived) -> Derived:
         """Return the exact numbers of an array of floats or integers; NaN is refused."""
         if isinstance(numbers, Derived):
             return numbers
@@ -97,8 +97,8 @@ def linear(function: Callable[..., Any], *operands: Derived) -> Derived:
     """Return a sum of products of numbers of the operands, at most one of each in a product.
 
     The ``function`` takes an object array for each operand; it adds and multiplies, and subtracts nothing. With
-    relative errors e_i, the sum is off by (Π(1 + e_i) − 1) times the sum of the products' sizes; it is refused if
-    cancellation leaves nothing of what is known.
+    relative errors e_i, the sum's error is (Π(1 + e_i) − 1) times the sum of the products' sizes; it is refused if
+    cancellation leaves no digit certain.
     """
     found = _array(function(*(one.values for one in operands)))
     if any(isinstance(x, float) and math.isnan(x) for x in found.flat):
@@ -130,7 +130,7 @@ def reciprocal(x: Derived) -> Derived:
 def root(x: Derived) -> Derived:
     """Return √x, off by at most 2⁻¹⁶⁰ of itself where it is irrational; a negative number is refused."""
     if any(v < 0 for v in x.values.flat):
-        raise InputError("the root of a negative number")
+        raise InputError("takes the root of a negative number")
 
     def one(value: Fraction) -> Fraction:
         top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
@@ -160,7 +160,7 @@ def exponential(x: Derived) -> Derived:
 def logarithm(x: Derived) -> Derived:
     """Return the natural logarithm of exact numbers > 0, to about 50 digits of 1; numbers next to 1 are refused."""
     if not all(v > 0 for v in x.values.flat):
-        raise InputError("the logarithm of a number that is not positive")
+        raise InputError("takes the logarithm of a number that is not positive")
     values = selected(lambda v: Fraction(_decimal(v).ln(_DIGITS)), x).values
     # The logarithm of 1 is exact.
     least = min((abs(v) for v in values.flat if v), default=Fraction(1))
@@ -209,7 +209,6 @@ def settled(x: Derived, like: np.dtype) -> np.ndarray | Derived:
 
 
 def _nearest(values: np.ndarray) -> np.ndarray:
-    """Return the nearest float64 numbers; infinite ones where they are too large."""
     # The division of Python's integers rounds to nearest, denormal results too.
     found = _each(lambda v: float(v) if abs(v) < _INFINITE else math.inf if v > 0 else -math.inf, values)
     return np.asarray(found, dtype=np.float64)
@@ -218,7 +217,7 @@ def _nearest(values: np.ndarray) -> np.ndarray:
 def cast(x: Derived, kind: np.dtype) -> np.ndarray:
     """Return the numbers in another type, rounded: to nearest for floats, towards 0 for integers.
 
-    Refused if what is known of a number does not tell, or the type cannot hold it.
+    Refused if a number's error leaves the result open, or the type cannot hold it.
     """
     made = [{_cast(v * (1 + sign * x.error), kind) for sign in (-1, 1)} for v in x.values.flat]
     if any(len(found) > 1 for found in made):
@@ -261,7 +260,7 @@ def rounded(x: Derived) -> tuple[Tensor, float]:
 
 
 def _require_normal(found: np.ndarray, there: np.ndarray) -> None:
-    """Refuse numbers that are infinite, or too small where the number that they stand for is ``there``."""
+    """Refuse numbers that are infinite, or too small though the exact number is not 0 (``there``)."""
     if not bool(np.isfinite(found).all()):
         raise UnsupportedError("a factor or constant beyond the range of float64")
     if bool((there & (np.abs(found) < rounding.TINY)).any()):
@@ -306,10 +305,11 @@ def share(count: int) -> tuple[Tensor, float]:
 
 def deviations(gamma: Tensor, variance: Tensor, epsilon: float) -> tuple[Tensor, float]:
     """Return the nearest float64 numbers to γ/√(σ² + ε), and their relative error; σ² + ε ≤ 0 is refused."""
-    spread = Derived.of(variance.detach().cpu().numpy()).moved(lambda values: values + Fraction(epsilon))
+    spread = Derived.from_numbers(variance.detach().cpu().numpy()).moved(lambda values: values + Fraction(epsilon))
     if not all(value > 0 for value in spread.values.flat):
         raise InputError("its variance plus epsilon is not positive")
-    found, error = rounded(linear(operator.mul, Derived.of(gamma.detach().cpu().numpy()), reciprocal(root(spread))))
+    factor = Derived.from_numbers(gamma.detach().cpu().numpy())
+    found, error = rounded(linear(operator.mul, factor, reciprocal(root(spread))))
     return found.to(gamma.device), error
 
 

@@ -1,6 +1,6 @@
 """Rewriting ops so that no bit of the network's function changes.
 
-Functions that a file writes out as products are put in the place of what spells them, and neighbours are merged into
+Functions that a file writes out as products are recognised, and neighbours are merged into
 one op where that is exact.
 """
 
@@ -159,7 +159,7 @@ _Spelling = tuple[int, str, float, tuple[Tensor, float]]
 
 
 def _other(ops: Sequence[Op], inputs: tuple[int, ...]) -> _Spelling | None:
-    """Return the function that a product is if it is x times x, or x times a function of x."""
+    """Return the function of a product x·x, or x times a function of x."""
     for x, second in (inputs, inputs[::-1]):
         factor = ops[second]
         inner = ops[factor.inputs[0]] if _is_function(factor, "Tanh") else factor
@@ -171,8 +171,8 @@ def _other(ops: Sequence[Op], inputs: tuple[int, ...]) -> _Spelling | None:
     return None
 
 
-class _AffineForm(NamedTuple):
-    """slope·v + offset, v being the value of the op ``base``; ``error`` bounds the relative error of the slope."""
+class _ScaledValue(NamedTuple):
+    """Value slope·v + offset, v the value of op ``base``; ``error`` bounds the slope's relative error."""
 
     base: int
     slope: Fraction = Fraction(1)
@@ -180,9 +180,9 @@ class _AffineForm(NamedTuple):
     error: Fraction = Fraction(0)
 
 
-def _forms(ops: Sequence[Op], index: int) -> Iterator[_AffineForm]:
+def _forms(ops: Sequence[Op], index: int) -> Iterator[_ScaledValue]:
     """Yield a value in terms of the op itself, and of each op before it from which scalars alone lead to it."""
-    form = _AffineForm(index)
+    form = _ScaledValue(index)
     while True:
         yield form
         op = ops[form.base]
@@ -192,7 +192,7 @@ def _forms(ops: Sequence[Op], index: int) -> Iterator[_AffineForm]:
         if shift is None or ((off or form.error) and shift):
             return
         error = (1 + form.error) * (1 + off) - 1
-        form = _AffineForm(op.inputs[0], form.slope * scale, form.offset + form.slope * shift, error)
+        form = _ScaledValue(op.inputs[0], form.slope * scale, form.offset + form.slope * shift, error)
 
 
 def _gelu(ops: Sequence[Op], inputs: tuple[int, ...]) -> _Spelling | None:

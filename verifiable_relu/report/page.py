@@ -24,10 +24,10 @@ from verifiable_relu import __version__
 from verifiable_relu.campaign.inputs import InstanceFiles, Loader
 from verifiable_relu.campaign.result import Result
 from verifiable_relu.campaign.store import counterexample_file
-from verifiable_relu.errors import InputError, printable
+from verifiable_relu.errors import InputError, counted, printable
 from verifiable_relu.files import on_disk, read_text
 from verifiable_relu.report import figures
-from verifiable_relu.report.summary import LARGEST_FILE, CampaignSummary, counted, radius_text
+from verifiable_relu.report.summary import LARGEST_FILE, CampaignSummary, radius_text
 from verifiable_relu.spec.find import named, onnx_files
 
 

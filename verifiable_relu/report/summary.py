@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from verifiable_relu.campaign.result import REFUSED, Result
 from verifiable_relu.campaign.store import read_results
 from verifiable_relu.command_line import fraction
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, counted
 from verifiable_relu.files import csv_cell, on_disk, read_text
 from verifiable_relu.spec.find import named
 
@@ -37,11 +37,11 @@ def read_campaigns(folders: Sequence[Path]) -> list[Result]:
     if a folder has no records or damaged ones.
     """
     if len(folders) > 1 and (records := [folder for folder in folders if folder.suffix == ".json"]):
-        raise InputError("no campaign, which alone is compared", path=records[0])
+        raise InputError("not a campaign: only campaigns are compared", path=records[0])
     campaigns = {folder: _read_campaign(folder) for folder in folders}
     results = _merge_campaigns(campaigns) if len(campaigns) > 1 else campaigns[folders[0]]
     if not results:
-        raise InputError("no results here", path=folders[0])
+        raise InputError("no results here: expected is a folder with records.jsonl (certify --out)", path=folders[0])
     return sorted(results, key=lambda result: (natural(result.onnx), natural(result.vnnlib)))
 
 
@@ -124,11 +124,6 @@ def common_end(path: str, other: str) -> int:
 def natural(text: str) -> list[str | int]:
     """Return a sorting key that compares numbers within texts as numbers."""
     return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]+)", text))]
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number and a noun: "1 instance", "2 instances"."""
-    return f"{number} {noun}" + "s" * (number != 1)
 
 
 class ExpectedRow(NamedTuple):

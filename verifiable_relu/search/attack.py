@@ -35,7 +35,7 @@ _SCREENED, _STARTED, _TOGETHER = 1 << 22, 1 << 16, 1 << 24
 
 
 def search_dtype(network: Network) -> torch.dtype:
-    """Return float32, or float64 where that cannot hold a weight: for what proves nothing."""
+    """Return the dtype of searches that prove nothing: float32, or float64 if float32 cannot hold a weight."""
     parts = (part for op in network.ops if isinstance(op, Affine) for part in (op.map.weight, op.bias))
     fits = all(part is None or bool((part.abs() <= largest(torch.float32)).all()) for part in parts)
     return torch.float32 if fits else torch.float64
@@ -47,16 +47,16 @@ class Pgd:
 
     The starting points of the first round are random corners of the box, its centre, and uniform ones. The lengths of
     its steps shrink linearly to a tenth, those of later rounds geometrically to a hundredth. Of the starting points of
-    later rounds, half are the best of many; the others first move for the sake of different outputs.
+    later rounds, half are the best of many; the others first move so that the outputs differ.
     """
 
     steps: int = 40  # Gradient steps in each round
     starts: int = 16  # Starting points per property in the first round
     rounds: int = 2  # The most rounds; each draws new starting points for properties without a counterexample so far
     step_size: float = 0.5  # The length of a round's first step, as a fraction of the box's radius
-    more: int = 64  # Starting points per property in later rounds; fewer in larger networks, but not than ``starts``
-    screened: int = 1024  # Points that are drawn for a property before a later round; fewer in large networks
-    diverse: int = 5  # Steps for the sake of different outputs
+    later_starts: int = 64  # Starting points per property in later rounds; in large networks fewer, down to ``starts``
+    screened_points: int = 1024  # Points drawn for a property before a later round; fewer in large networks
+    diverse_steps: int = 5  # First steps of a later round, in random directions of the outputs (output diversification)
     # A search ends at a margin below −clearance: the sign of others could differ in the arithmetic of a replay
     clearance: float = 1e-5
     seed: int = 0  # Of the drawing of starting points
@@ -103,9 +103,9 @@ Loss = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Descent:
-    """One round of descents in boxes (batch, inputs), until ``stop`` returns True, or to the end without it.
+    """One round of PGD in boxes (batch, inputs), which ends early once ``stop`` returns True.
 
-    Without ``stop``, nothing waits for the device.
+    Without ``stop``, the host never waits for the device.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Descent:
         self.best, self.worst = box.lower + self._width / 2, box.lower.new_full((len(box.lower),), torch.inf)
 
     def anywhere(self, generator: torch.Generator) -> Tensor:
-        """Draw starting points (starts, batch, inputs): corners, uniform ones, and the centre."""
+        """Draw starting points (starts, batch, inputs): corners, uniform points, and the centre."""
         uniform = torch.rand(self.options.starts, *self._width.shape, generator=generator)
         corners = self.options.starts // 2
         uniform[:corners] = uniform[:corners].round()
@@ -124,11 +124,13 @@ class Descent:
         return self.box.lower + uniform.to(self._width) * self._width
 
     def screened(self, generator: torch.Generator) -> Tensor:
-        """Draw starting points (starts, batch, inputs), each at an end of the box in a random part of its inputs; the
-        first half of them are those of least margin of many."""
+        """Draw starting points (starts, batch, inputs) with random inputs at an end of the box, half of them screened.
+
+        The first half are those of least margin among ``screened_points``.
+        """
         count, inputs = self._width.shape
-        starts = max(self.options.starts, min(self.options.more, _STARTED // self._neurons))
-        many = max(starts, min(self.options.screened, _SCREENED // self._neurons))
+        starts = max(self.options.starts, min(self.options.later_starts, _STARTED // self._neurons))
+        many = max(starts, min(self.options.screened_points, _SCREENED // self._neurons))
         size = max(1, _TOGETHER // (self._neurons * count))
         drawn, margins = [], []
         for first in range(0, many, size):
@@ -155,14 +157,14 @@ class Descent:
         return self._descend(x, lengths, lambda _, y, values, margins: margins.where(margins.isfinite(), 0.0).sum())
 
     def toward_polytopes(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Descend from each of the starting points (starts, batch, inputs) on what keeps it from one polytope.
+        """Move starting points (starts, batch, inputs) towards one unsafe polytope each, by gradient descent.
 
         The starting points of a property take its polytopes in turn. What keeps a point from a polytope is the sum of
         the rows that are not negative enough. The second half first follows a random direction of the outputs.
         Returned are the points of least margin, (batch, inputs), and their margins, (batch,).
         """
         options, rows = self.options, self.rows
-        steps = options.diverse + options.steps
+        steps = options.diverse_steps + options.steps
         turn = torch.arange(len(x), device=x.device)[:, None] % rows.exists.sum(1).clamp(min=1)
         directions = torch.randn(len(x), x.shape[1], self.network.output_size, generator=generator).to(x)
         directions[: len(x) // 2] = 0
@@ -170,14 +172,14 @@ class Descent:
         def loss(step: int, y: Tensor, values: Tensor, margins: Tensor) -> Tensor:
             missing = torch.relu(values + 2 * options.clearance).nan_to_num(0, 0, 0)
             wanted = torch.where(rows.polytope == turn[..., None], missing, 0.0).sum(2)
-            if step < options.diverse:
+            if step < options.diverse_steps:
                 wanted = torch.where(directions.any(2), (directions * y).sum(2), wanted)
             return wanted.sum()
 
         return self._descend(x, [0.01 ** (step / steps) for step in range(steps)], loss)
 
     def _descend(self, x: Tensor, lengths: Sequence[float], loss: Loss) -> tuple[Tensor, Tensor]:
-        """Take steps of the sign of a loss's gradient."""
+        """Take steps along the sign of a loss's gradient."""
         movable = (self._width > 0).any()
         for step in range(len(lengths) + 1):
             x = x.detach().requires_grad_()
@@ -197,7 +199,7 @@ class Descent:
         return self.best, self.worst
 
     def _seen(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Outputs at points (n, batch, inputs), values of rows and margins there; each box's best point is kept."""
+        """Return outputs, row values and margins at points (n, batch, inputs), and keep each box's best point."""
         y = self.network(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         values = self.rows.values(y)
         margins = self.rows.margins(values)
@@ -218,7 +220,6 @@ class Attack:
     name: ClassVar[str] = "attack"
 
     def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-        """Answer the queries of a batch (``Verifier.claims``)."""
         return answer_in_parts(self.name, batch, self._size, self._answer)
 
     def _size(self, network: Network, budget: TimeBudget) -> int:
@@ -230,7 +231,7 @@ class Attack:
         return [self._claimed(part.network, *found) for found in each]
 
     def _claimed(self, network: Network, prop: Property, point: np.ndarray, margin: float) -> Outcome:
-        """The claim that a point of least margin allows, or an exact point near it."""
+        """Return a *sat* claim for a point of least margin, or for an exact point near it."""
         clearance = self.pgd.clearance
         near = margin <= clearance or any(equalities(polytope).any() for polytope in prop.unsafe)
         exact = exact_point(network, prop, point) if near and margin > -clearance else None

@@ -1,4 +1,4 @@
-"""L1 and L2 balls: linear bounds in the dual norm, and the box around the ball where these do not decide.
+"""L1 and L2 balls: linear bounds in the dual norm; where these do not decide, the box around the ball.
 
 A row g of a polytope of the unsafe set has a lower bound g(x) ≥ v + Σ_i A_i·(x_i − m_i) over the box around the ball: A
 are the coefficients of its linear bound, m is the corner of the box where that is least, and v its value there. Over
@@ -32,10 +32,10 @@ _INSIDE = 1e-4  # The part of the radius by which candidates stay inside, so tha
 
 @dataclass(frozen=True)
 class InBalls:
-    """Answers properties of L1 and L2 balls; each query has one.
+    """Verifier of properties of L1 and L2 balls; each query has one ball.
 
-    Where bounds in a ball decide nothing, ``inner`` is asked about the box around it: its *unsat* holds for the ball,
-    its *sat* only counts if the counterexample lies in the ball.
+    If bounds over the ball do not decide, ``inner`` is asked about the box around it: *unsat* holds for the ball, and
+    *sat* counts only if the counterexample lies in the ball.
     """
 
     inner: Verifier
@@ -43,7 +43,6 @@ class InBalls:
     name: ClassVar[str] = "balls"
 
     def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-        """Answer the queries of a batch (``Verifier.claims``)."""
         first: dict[int, Outcome] = {}
         for number, outcome in answer_in_parts(self.name, batch, batch_size(_BATCH), self._answer):
             if outcome.verdict is Verdict.UNKNOWN:
@@ -56,7 +55,7 @@ class InBalls:
         for number in inner.ask(self.inner):
             box = inner.outcomes[number]
             if box.witness is not None and not asked[number].property.admits(box.witness):
-                box = Outcome.unknown(Reason.INCOMPLETE, box.method, "no proof for the box", seconds=box.seconds)
+                box = Outcome.unknown(Reason.INCOMPLETE, box.method, "the box is not proved", seconds=box.seconds)
             detail = "; ".join(filter(None, (box.detail, "asked about the box around the ball")))
             yield number, replace(box, detail=detail).after(first[number])
 
@@ -101,7 +100,7 @@ def least_in_balls(
     peak = torch.zeros_like(slope).scatter(2, place, slope.gather(2, place).sign())
     norm, direction = torch.where(is_l1, largest, largest * length), torch.where(is_l1, peak, scaled / length)
     gain, inputs = slope * (center - torch.where(slope > 0, lower, upper)), slope.shape[2]
-    # Sums of n terms err by at most n + 4 units of the sum of their sizes, and products by what underflows.
+    # Sums of n terms err by at most n + 4 units of the sum of their sizes, and products by underflow.
     unit, reach = unit_roundoff(BASE), (radius * norm).squeeze(2)
     error = (inputs + 8) * (unit * (gain.abs().sum(2) + reach) + tiny(BASE))
     error = error + slope_error * (slope.abs() * (upper - lower)).sum(2)

@@ -1,7 +1,7 @@
-"""Queries that are put to methods: what each may cost, what is known of it, and the verdict that claims make.
+"""A batch of queries for a method: time limits, known bounds, and the verdicts that claims become.
 
-Claims of all methods come here once. A claimed counterexample becomes *sat* if exact evaluation and a replay in
-onnxruntime confirm it, and what was claimed before is joined with what is claimed later.
+All claims of methods are judged here. A claimed counterexample becomes *sat* if exact evaluation and a replay in
+onnxruntime confirm it; claims of several methods about one query are joined.
 
 A method that bounds the whole box of a query starts from the bounds that are known (``RootBounds``), tightens them, and
 hands on the result (``BoundsCache``). So the steps of ``auto`` compute CROWN's bounds of a query once, and a later one
@@ -28,7 +28,7 @@ from verifiable_relu.rounding import ARITHMETICS, MOST_WHOLE, sum_error
 from verifiable_relu.search.budget import OVERTIME_S, TimeBudget
 from verifiable_relu.search.outcomes import Outcome, Reason, Trust, Verdict, fault
 from verifiable_relu.search.property_rows import input_box
-from verifiable_relu.settings import neutral
+from verifiable_relu.settings import default_settings
 from verifiable_relu.spec.property import Property, Query
 from verifiable_relu.spec.specfile import decimal_near, decimal_places
 from verifiable_relu.supervisor.workers import processor_seconds
@@ -44,7 +44,7 @@ Claims = Iterator[tuple[int, Outcome]]
 
 @dataclass(frozen=True, eq=False)
 class RootBounds:
-    """Bounds that are proven of one query over its whole box; tensors are in float64 on the CPU."""
+    """Bounds proven for one query over its whole box; tensors are in float64 on the CPU."""
 
     intervals: Mapping[int, Interval]  # Of what feeds nonlinear ops, by op, (1, size); infinite where nothing is known
     # (polytopes,) lower bounds of the largest row of each polytope of the unsafe set, in the units of the property, as
@@ -59,7 +59,7 @@ class RootBounds:
         return self.lower.nbytes + sum(x.lower.nbytes + x.upper.nbytes for x in self.intervals.values())
 
     def joined(self, other: RootBounds) -> RootBounds:
-        """Return what this and other bounds of the same query say together."""
+        """Return the intersection of these bounds with others of the same query."""
         intervals = {index: x.intersect(other.intervals[index]) for index, x in self.intervals.items()}
         # Of sound bounds over the same box, which has points: one of them is of another query.
         if any(bool((x.lower > x.upper).any()) for x in intervals.values()):
@@ -84,12 +84,12 @@ class BoundsCache:
         return self._kept.get(number)
 
     def drop(self, number: int) -> None:
-        """Forget a query, which is decided."""
+        """Drop the bounds of a query that is decided."""
         if (root := self._kept.pop(number, None)) is not None:
             self._free += root.bytes
 
     def known(self, numbers: Sequence[int], device: torch.device) -> RootBounds | None:
-        """Return what is known of some queries of one network, as one batch on a device; ``lower`` is left out."""
+        """Return the known bounds of some queries of one network, as one batch on a device, without ``lower``."""
         roots = [self.get(number) for number in numbers]
         given = [root for root in roots if root is not None]
         if not given:
@@ -105,7 +105,7 @@ class BoundsCache:
         return RootBounds(intervals, torch.zeros(0), reached, searched, all(root.has_rows for root in known))
 
     def learn(self, number: int, found: RootBounds) -> Tensor:
-        """Take what is proven over the box of a query; returns ``lower`` as it is known altogether."""
+        """Add bounds proven over a query's box; returns the best known ``lower``."""
         before = self.get(number)
         found = found if before is None else found.joined(before)
         self.drop(number)
@@ -137,7 +137,7 @@ class Account:
 
 
 class QueryBatch:
-    """Queries that are put to a method, by number.
+    """Queries for a method, by number, with their time, outcomes and known bounds.
 
     Args:
         queries: by number, or in the order of their numbers.
@@ -146,11 +146,11 @@ class QueryBatch:
             VNN-LIB file do, which have one time limit together.
         progress: told of stages: the name, and how many of how many queries have been through it.
         bounds_cache: what is known of the queries before they are split, and room for more.
-        observer: told of what is proven; None for nobody.
+        observer: told what is proven, at that moment; None for none.
 
     Attributes:
-        outcomes: what has become of queries so far.
-        closed: the queries that need no answer any more.
+        outcomes: of the queries so far.
+        closed: the queries that need no further answer.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class QueryBatch:
             numbers: of the queries.
             share: the part of the time that is left to each of them which they may spend there.
             bounds_cache: another cache than this one.
-            queries: to be asked in place of those with these numbers; their outcomes are none of this batch's, and
+            queries: to be asked in place of those with these numbers; their outcomes do not count for this batch, and
                 nothing is known of them.
         """
         chosen = {number: (queries or self.queries)[number] for number in numbers}
@@ -219,7 +219,7 @@ class QueryBatch:
 
     @property
     def open(self) -> list[int]:
-        """The queries that may be answered still: never asked about, or undecided with time left."""
+        """The queries still to be answered: not yet asked, or undecided with time left."""
         rest = (number for number in self.queries if number not in self.closed)
         return [number for number in rest if number not in self.outcomes or self.left([number]) > 0]
 
@@ -240,7 +240,7 @@ class QueryBatch:
 
     @contextmanager
     def work(self) -> Iterator[TimeBudget]:
-        """A block of work for all queries with its budget; its time is charged to them in equal shares."""
+        """Run a block of work for all queries with its budget; its time is charged to them in equal shares."""
         left, numbers = self.left(list(self.queries)), list(self.queries)
         # What the whole has beyond a part is spare, in which a step that has begun may end.
         whole = sum(max(0.0, account.limit - account.spent) for account in self._most)
@@ -277,7 +277,7 @@ class QueryBatch:
             raise RuntimeError(f"{method.name} has not answered every query")
 
     def judge(self, number: int, claim: Outcome) -> None:
-        """Make the outcome of a query of a claim and of what was claimed before; what is decided needs no other."""
+        """Record the outcome of a claim about a query, joined with earlier ones; decided queries keep theirs."""
         query, outcome = self.queries[number], claim.after(self.outcomes.get(number))
         is_unsat = outcome.verdict is Verdict.UNSAT
         if outcome.verdict is Verdict.SAT:
@@ -303,14 +303,14 @@ class QueryBatch:
             self.close(number)
 
     def close(self, number: int) -> None:
-        """Note that a query needs no answer any more."""
+        """Mark a query as needing no further answer."""
         self.closed.add(number)
         self.bounds_cache.drop(number)
 
     def _confirmed(self, query: Query, claim: Outcome) -> Outcome:
-        """Return what exact evaluation and a replay make of a claimed counterexample.
+        """Return the outcome of checking a claimed counterexample by exact evaluation and a replay.
 
-        Inputs such as 1/3 are replaced by decimals if the box has some near them, and the new point is confirmed.
+        Inputs such as 1/3 are replaced by nearby decimals of the box if the new point is confirmed, too.
         """
         start, witness, prop = self.budget.clock(), claim.witness or (), query.property
         if query.network.arithmetic != "real":
@@ -335,7 +335,7 @@ class QueryBatch:
 
 
 def _unmodelled(query: Query, claim: Outcome) -> str:
-    """Say why a claimed proof proves nothing of the arithmetic in which the network runs; empty where it does."""
+    """Say why a claimed proof does not hold in the arithmetic in which the network runs; empty if it does."""
     network = query.network
     if not stays_within(network, query.property, MOST_WHOLE, network.whole):
         return "whole numbers beyond 32 bits are possible, which a runtime does not hold"
@@ -350,10 +350,10 @@ def _unmodelled(query: Query, claim: Outcome) -> str:
 
 
 def stays_within(network: Network, prop: Property, most: float, ops: Collection[int]) -> bool:
-    """Return True if no value of some ops, and no sum of the sizes of its terms, exceeds ``most`` over a box."""
+    """Return True if over the box no value of some ops, nor the sum of its terms' magnitudes, exceeds ``most``."""
     if not ops:
         return True
-    with neutral(), torch.no_grad():
+    with default_settings(), torch.no_grad():
         relaxation = Relaxation(network, input_box([prop], BASE, "cpu")).advance()
         reach = [torch.maximum(-x.interval.lower, x.interval.upper) for x in relaxation.bounds]
         sizes = [reach[index] for index in ops]
@@ -389,7 +389,7 @@ class Verifier(Protocol):
         """
 
 
-@neutral()
+@default_settings()
 def answers(method: Verifier, queries: Sequence[Query], budget: TimeBudget = TimeBudget()) -> list[Outcome]:  # noqa: B008
     """Return a method's outcomes of queries, in their order; counterexamples are confirmed.
 
@@ -406,7 +406,7 @@ Answer = Callable[[QueryBatch, TimeBudget], Sequence[Outcome]]
 
 
 def answer_in_parts(name: str, batch: QueryBatch, size: Callable[[Network, TimeBudget], int], answer: Answer) -> Claims:
-    """Yield the claims of a method ``name`` that answers up to ``size`` queries of one network together."""
+    """Yield the claims of a method that answers up to ``size`` queries of one network together."""
     done = 0
     for part in batch.batches(size):
         yield from zip(part.queries, attempted(part, name, answer), strict=True)
@@ -415,16 +415,16 @@ def answer_in_parts(name: str, batch: QueryBatch, size: Callable[[Network, TimeB
 
 
 def attempted(part: QueryBatch, name: str, answer: Answer) -> Sequence[Outcome]:
-    """Return what work finds of the queries of a batch, which are charged equal shares of its time as a stage ``name``.
+    """Return the outcomes that ``work`` finds for a batch, whose queries share its time as the stage ``name``.
 
-    An exception is the outcome of all of them, and where the time is over, what is *incomplete* is timed out.
+    An exception becomes the outcome of all queries; once time is over, *incomplete* becomes *timeout*.
     """
     count = len(part.queries)
     if part.left(list(part.queries)) <= 0:
-        return [Outcome.unknown(Reason.TIMEOUT, name, "no time was left")] * count
+        return [Outcome.unknown(Reason.TIMEOUT, name, "the time limit was reached before it was asked")] * count
     with part.work() as work:
         try:
-            with neutral():
+            with default_settings():
                 found = answer(part, work)
         except Exception as error:
             found = [fault(error, name)] * count
@@ -432,13 +432,13 @@ def attempted(part: QueryBatch, name: str, answer: Answer) -> Sequence[Outcome]:
     outcomes = []
     for outcome in found:
         if late and outcome.reason is Reason.INCOMPLETE:
-            outcome = replace(outcome, reason=Reason.TIMEOUT, detail="the budget ran out")
+            outcome = replace(outcome, reason=Reason.TIMEOUT, detail="the time limit was reached")
         outcomes.append(replace(outcome, seconds={**spent, **outcome.seconds}))
     return outcomes
 
 
 def batch_size(most: int) -> Callable[[Network, TimeBudget], int]:
-    """Return the function that says over how many boxes, ``most`` at most, a network is bounded at once.
+    """Return a function of a network: the number of boxes, at most ``most``, that are bounded at once.
 
     Half of the memory is for boxes, which take about 16 float64 per neuron each, and half for rows that are bounded.
     """

@@ -1,8 +1,8 @@
 """Bounds of the whole boxes of a batch of queries and of their properties' rows, and verification by these alone.
 
-IBP, CROWN and α-CROWN claim *unsat* where the margin is positive for certain. Bounds start from what is known of the
-queries (``batch.RootBounds``) and are added to it. What is proven of a polytope is not computed again. Whoever writes
-certificates learns what is proven, at the moment it is proven: ``RowsBounded`` and ``NeuronsBounded``.
+IBP, CROWN and α-CROWN claim *unsat* if the proven margin is positive. Bounds start from what is known of the
+queries (``batch.RootBounds``) and are added to it; what is proven of a polytope is not computed again. Recorders of
+certificates are told what is proven, at that moment: ``RowsBounded`` and ``NeuronsBounded``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CLEAR = 1e-6  # Heuristic: slopes of a row are not sought further that is above
 
 @dataclass(frozen=True, eq=False)
 class RowsBounded:
-    """Rows of properties are bounded from below over their boxes; a query with a positive margin is proved."""
+    """Event: rows of properties are bounded from below over their boxes; positive margins prove queries."""
 
     relaxation: Relaxation  # The intervals of all ops over the boxes, and CROWN's slopes
     rows: PropertyRows  # Of the properties
@@ -51,7 +51,7 @@ class RowsBounded:
 
 @dataclass(frozen=True, eq=False)
 class NeuronsBounded:
-    """Neurons are bounded by rows with slopes of their own; ``RowsBounded`` of the same relaxation follows.
+    """Event: neurons are bounded by rows with their own slopes; ``RowsBounded`` of this relaxation follows.
 
     sign·(element ``neuron``) of ``op`` is at least ``lower`` over the box of ``sample``, (rows,) each.
     """
@@ -82,18 +82,17 @@ class Crown:
     name: str = field(default="crown", repr=False)
 
     def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-        """Answer the queries of a batch (``Verifier.claims``)."""
         return answer_in_parts(self.name, batch, batch_size(_BATCH), self._answer)
 
     @torch.no_grad()
     def _answer(self, part: QueryBatch, work: TimeBudget) -> Sequence[Outcome]:
         found = BoundedBoxes(self, part, work)
-        return [found.outcome(number, self.name, "the bounds do not decide") for number in part.queries]
+        return [found.outcome(number, self.name, "the bounds are too loose to decide") for number in part.queries]
 
 
 @dataclass(frozen=True)
 class AlphaCrown(Crown):
-    """α-CROWN: CROWN, then optimised slopes for what it does not decide."""
+    """α-CROWN: CROWN, then optimised slopes for the rows that CROWN does not decide."""
 
     ascent: Ascent | None = Ascent()  # noqa: RUF009 -- frozen
     name: str = field(default="alpha-crown", repr=False)
@@ -101,7 +100,7 @@ class AlphaCrown(Crown):
 
 @dataclass(frozen=True)
 class AlphaCrownTight(AlphaCrown):
-    """α-CROWN whose slopes are optimised for the bounds of neurons, too: tighter, and slower by their number."""
+    """α-CROWN with slopes optimised for the bounds of every unstable neuron, too: tighter, and much slower."""
 
     intermediate: Ascent | None = Ascent()  # noqa: RUF009 -- frozen
     name: str = field(default="alpha-crown-tight", repr=False)
@@ -164,14 +163,14 @@ class BoundedBoxes:
             self.lower[number] = own
 
     def _stop(self, work: TimeBudget) -> bool:
-        """Return True once time is up; notes before which op that was."""
+        """Return True once time is up, and record the op that was next."""
         stopped, done = work.stop(), len(self.relaxation.bounds)
         if stopped and done < len(self.relaxation.network.ops):
             self._reached = min(self._reached, done - 1)
         return stopped
 
     def _bound_neurons(self, neurons: Ascent | None) -> None:
-        """Bound every op, as well as the options say and nobody has done before."""
+        """Bound every op as the options say, except where earlier methods have."""
         relaxation, reached, observer = self.relaxation, self._known.reached, self._observer
         if not self._options.by_crown:
             relaxation.advance()
@@ -188,7 +187,7 @@ class BoundedBoxes:
         bound_by_crown(relaxation, search=search, after=after, only=only)
 
     def _row_values(self) -> Tensor:
-        """Return lower bounds (boxes, rows) of matrix·y − bound; what is known already is not bounded again."""
+        """Return lower bounds (boxes, rows) of matrix·y − bound; known ones are not computed again."""
         options, relaxation, rows = self._options, self.relaxation, self.rows
         # Lines can lose to the intervals of what the last layer adds up, and these cost next to nothing.
         last, own = relaxation.structure.last_nonlinear, _by_intervals(rows.matrix, relaxation.bounds[-1].interval)
@@ -223,7 +222,7 @@ class BoundedBoxes:
         return ~excluded.gather(1, self.rows.polytope)
 
     def _settled(self, values: Tensor, chosen: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the test by which ``ascend`` stops with rows whose polytope is excluded clearly."""
+        """Return the test with which ``ascend`` drops rows whose polytope is excluded clearly."""
         clearly = self.rows.bound + _CLEAR * (1 + self.rows.bound.abs())
         latest = values - clearly
 
@@ -235,7 +234,7 @@ class BoundedBoxes:
         return settled
 
     def intervals_of(self, number: int) -> dict[int, Interval]:
-        """Return the intervals of what feeds nonlinear ops in one query's box, (1, size) on the CPU.
+        """Return the intervals of nonlinear ops' inputs in one query's box, (1, size) on the CPU.
 
         NaN, which bounds nothing, becomes infinite.
         """
@@ -250,7 +249,7 @@ class BoundedBoxes:
         return min(self.lower[number].tolist(), default=math.inf)
 
     def outcome(self, number: int, name: str, undecided: str = "", decided: str = "") -> Outcome:
-        """Return what the bounds alone say of one query, in a method's name, with the detail for either case."""
+        """Return the outcome of one query by bounds alone, in a method's name, with a detail for either case."""
         margin, counts = self.margin(number), {"unstable": self.unstable[number], "subproblems": 0}
         if margin > 0:
             return Outcome(Verdict.UNSAT, Reason.PROVED, name, self.trust, margin, detail=decided, **counts)
@@ -259,7 +258,7 @@ class BoundedBoxes:
 
 
 def _by_intervals(matrix: Tensor, y: Interval) -> Tensor:
-    """Return lower bounds (boxes, rows) of matrix·y, matrix (boxes, rows, n), by the interval of y alone.
+    """Return lower bounds (boxes, rows) of matrix·y, matrix (boxes, rows, n), from the interval of y.
 
     The sum of 2n products is off by at most γ of the sum of their sizes.
     """
@@ -271,7 +270,7 @@ def _by_intervals(matrix: Tensor, y: Interval) -> Tensor:
 
 
 def needed_neurons(network: Network, outputs: Tensor) -> dict[int, Tensor] | None:
-    """Return the neurons of elementwise ops on which some outputs (n,) bool depend, by number; None for all.
+    """Return by elementwise op the neurons on which some outputs (n,) bool depend; None for all.
 
     Of an op whose inputs may all matter to each element, all are needed.
     """

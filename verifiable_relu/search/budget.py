@@ -1,4 +1,4 @@
-"""The limits of work on queries: time, memory, device and processes."""
+"""Limits of the work on queries: time, memory, device and processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ and which part of them is ``closed``, or some of these."""
 
 
 def ignore_progress(progress: SearchProgress) -> None:
-    """Drop a report of progress; budgets are pickled."""
+    """Ignore a report of progress; a function, since budgets are pickled."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class TimeBudget:
         overtime_s: the seconds after its time in which the work may still return a result: more where the work is a
             part of a larger one that has time left.
         solo_work: the work of branch and bound (``loop.TreeProgress``) that one process does before others share it.
-        report_progress: told now and then where the work stands, in the process that was asked.
-        named: those of these limits by which records tell methods apart (``batch.described``).
+        report_progress: called now and then with the progress, in the process that was asked.
+        named: the limits that are part of a record's key (``batch.described``).
     """
 
     seconds: float = math.inf
@@ -53,7 +53,7 @@ class TimeBudget:
     named: tuple[str, ...] = ()
 
     def begun(self, seconds: float) -> TimeBudget:
-        """Return the budget of work that begins now."""
+        """Return the budget of work that begins now and may take ``seconds``."""
         return replace(self, seconds=seconds, start=self.clock())
 
     def share(self, part: float) -> TimeBudget:

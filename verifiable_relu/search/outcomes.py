@@ -1,4 +1,4 @@
-"""Claims of methods about one query: verdict, reason, trust, and what a user is told."""
+"""Claims of methods about one query: verdict, reason, trust, and details for the user."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Outcome:
         return Outcome(Verdict.UNKNOWN, reason, method, detail=detail, **known)  # type: ignore[arg-type]
 
     def after(self, before: Outcome | None) -> Outcome:
-        """Join this outcome with that of a method that was asked before and claimed an *unknown*."""
+        """Return this outcome joined with the *unknown* of a method that was asked before."""
         if before is None:
             return self
         kept = self
@@ -115,7 +115,7 @@ class Outcome:
         return replace(kept, seconds=seconds, unstable=unstable, subproblems=sum(counts) if counts else None)
 
     def withdrawn(self, reason: Reason, detail: str) -> Outcome:
-        """Return the *unknown* that is left of a claim that does not hold."""
+        """Return an *unknown* in place of a claim that does not hold."""
         return replace(self, verdict=Verdict.UNKNOWN, reason=reason, trust=None, margin=None, detail=detail)
 
 
@@ -126,7 +126,7 @@ def fault(error: BaseException, method: str) -> Outcome:
         case UnsupportedError():
             reason, detail = Reason.UNSUPPORTED, str(error)
         case OutOfTime():
-            reason, detail = Reason.TIMEOUT, "the budget ran out"
+            reason, detail = Reason.TIMEOUT, "the time limit was reached"
         case CallFailed():
             detail = str(error)
         case MemoryError():

@@ -1,8 +1,8 @@
-"""``auto``: cheap bounds for all queries, the attack on what is left, then complete methods within the budget.
+"""``auto``: cheap bounds for all queries, an attack on the open ones, then complete methods within the budget.
 
 Every query is bounded by CROWN. Its features then decide which steps of ``PORTFOLIO`` take it, in their order: how many
-inputs vary, which functions the network has, and how many neurons CROWN leaves unstable. What these leave open goes to
-``ROUNDS``, round after round with growing shares, as long as there is time and a method that may gain something.
+inputs vary, which functions the network has, and how many neurons CROWN leaves unstable. Queries still open go to
+``ROUNDS``, round after round with growing shares, as long as there is time and a method may gain something.
 
 A counterexample that does not stand up to exact evaluation and replay does not end a query here: the next method
 takes over, and only if none decides is the query unknown (unconfirmed).
@@ -19,6 +19,7 @@ from typing import ClassVar
 
 from verifiable_relu.bounds.alpha import Ascent
 from verifiable_relu.bounds.structure import structure
+from verifiable_relu.errors import counted
 from verifiable_relu.rounding import varies
 from verifiable_relu.search.attack import Attack, Pgd
 from verifiable_relu.search.bab.verifier import Bab
@@ -32,7 +33,7 @@ from verifiable_relu.spec.property import Query
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Numbers by which the portfolio chooses. ``docs/auto.md`` has the figures of the benchmarks."""
+    """Numbers of the portfolio's rules; ``docs/methods.md`` states the rules, ``PERFORMANCE.md`` the measurements."""
 
     few_inputs: int = 20  # Inputs that vary. ACAS Xu (5 inputs): ``split`` decides all, α-CROWN a quarter
     few_neurons: int = 40  # Unstable neurons, not measured alone: either may be split, and both have half of the time
@@ -41,8 +42,8 @@ class Thresholds:
     crown_share: float = 0.5  # Of the time. cifar_biasfield: bounds take seconds, and all other methods need them
     large_neurons: int = 50_000  # A round of the attack costs as much as the bounds of some hundred neurons
     first_share: float = 0.05  # Of the time, for the same reason
-    gain: float = 1e-3  # Of the margin, not measured alone: a method that gains nothing leaves its time to others
-    kept_memory: float = 0.25  # Of the memory, not measured alone: half is for boxes and rows that are bounded
+    least_gain: float = 1e-3  # Of the margin, not measured alone: a method that gains nothing leaves its time to others
+    kept_memory_share: float = 0.25  # Of the memory, not measured alone: half is for boxes and rows that are bounded
 
 
 LIMITS = Thresholds()
@@ -57,7 +58,7 @@ class QueryFeatures:
     linear: bool  # The network is piecewise linear
     splittable: bool  # Branch and bound over neurons takes the network, and has memory for the query
     bounded: float = 1.0  # The part of the network that CROWN has bounded; all where that is not known
-    counted: bool = False  # Nothing but whole numbers of the inputs that vary matters
+    integer: bool = False  # All varying inputs matter only through whole numbers
     large: bool = False  # The network is so large that an attack comes before its bounds
 
     @staticmethod
@@ -69,7 +70,7 @@ class QueryFeatures:
         splittable = bab.takes(network) and bab.fits(inputs, unstable, memory)
         last = max(1, structure(network).last_nonlinear)
         bounded = 1.0 if root is None else min(1.0, max(0, root.reached) / last)
-        flags = _only_counted(query), _is_large(query)
+        flags = _has_integer_inputs(query), _is_large(query)
         return QueryFeatures(inputs, unstable, network.piecewise_linear, splittable, bounded, *flags)
 
     @property
@@ -82,14 +83,15 @@ class QueryFeatures:
         return self.narrow and self.splittable and self.unstable <= LIMITS.few_neurons
 
     def __str__(self) -> str:
-        kind = f"the network is {'' if self.linear else 'not '}piecewise linear"
-        number = "an unknown number of" if self.unstable == math.inf else f"{self.unstable:.0f}"
-        return f"{self.inputs} inputs vary, {number} neurons are unstable under CROWN's bounds, {kind}"
+        kind = "a piecewise-linear network" if self.linear else "a network that is not piecewise linear"
+        known = self.unstable < math.inf
+        neurons = counted(self.unstable, "unstable neuron") if known else "an unknown number of unstable neurons"
+        return f"{counted(self.inputs, 'varying input')}, {neurons} under CROWN's bounds, {kind}"
 
 
 @dataclass(frozen=True)
 class PortfolioStep:
-    """One method's turn."""
+    """One step of the portfolio: a method, the queries that it takes, and its share of their time."""
 
     method: str  # Its name
     takes: Callable[[QueryFeatures], bool]  # Chooses queries by their features
@@ -118,19 +120,19 @@ _PHASES = "what is open is the phases of unstable neurons, or the segments of sm
 _EDGE = "what is left is within the others' tolerances of the boundary, and exact arithmetic has none"
 
 PORTFOLIO = (
-    PortfolioStep("crown", lambda f: 0.5 <= f.bounded < 1 and not f.counted, _FAR, lambda f: 0.9),
+    PortfolioStep("crown", lambda f: 0.5 <= f.bounded < 1 and not f.integer, _FAR, lambda f: 0.9),
     PortfolioStep(
         "attack",
-        lambda f: f.narrow and not f.counted,
+        lambda f: f.narrow and not f.integer,
         f"{_CHEAP}; splitting inputs looks again, more thoroughly",
         _attack_share,
         make=lambda _: Attack(Pgd(rounds=1)),
     ),
     PortfolioStep("attack", lambda f: not f.narrow, _CHEAP, _attack_share),
-    PortfolioStep("crown", lambda f: f.bounded < 0.5 and not f.counted, _LONG, lambda f: 0.5 if f.narrow else 1.0),
+    PortfolioStep("crown", lambda f: f.bounded < 0.5 and not f.integer, _LONG, lambda f: 0.5 if f.narrow else 1.0),
     PortfolioStep(
         "alpha-crown",
-        lambda f: not f.splittable and not f.counted and not (f.narrow and f.linear),
+        lambda f: not f.splittable and not f.integer and not (f.narrow and f.linear),
         _NO_BAB,
         lambda f: 0.5,
         make=lambda _: AlphaCrown(intermediate=Ascent(steps=6)),
@@ -183,7 +185,7 @@ ROUND_SHARES = (1 / 7, 1 / 3, 1.0)
 
 
 def explanation(features: QueryFeatures) -> str:
-    """Return what ``auto`` does with a query: a line for the query, and one for each step that takes it."""
+    """Return an explanation of what ``auto`` does: a line for the query, and one for each step that takes it."""
     first = f"attack, with up to {LIMITS.first_share:.0%} of the time: bounds of a network this large take long"
     lines = [first] if features.large else []
     lines.append(f"crown, with up to {LIMITS.crown_share:.0%} of the time: bounds are cheap, and prove much")
@@ -198,7 +200,7 @@ def explanation(features: QueryFeatures) -> str:
 
 @dataclass(frozen=True)
 class Auto:
-    """A portfolio: the verifiers of ``PORTFOLIO``, one after the other, each for the queries that are left by then.
+    """A portfolio: the steps of ``PORTFOLIO`` one after the other, each for the queries still open.
 
     Attack, MILP and SMT have no limit of memory.
     """
@@ -206,16 +208,15 @@ class Auto:
     name: ClassVar[str] = "auto"
 
     def claims(self, batch: QueryBatch) -> Claims:
-        """Answer the queries of a batch (``Verifier.claims``)."""
         cache, memory = batch.bounds_cache, batch.budget.memory
-        cache = BoundsCache(int(memory * LIMITS.kept_memory)) if cache is NO_BOUNDS else cache
+        cache = BoundsCache(int(memory * LIMITS.kept_memory_share)) if cache is NO_BOUNDS else cache
         whole = batch.part(list(batch.queries), bounds_cache=cache)
         # Points are soon all that is left of boxes in which whole numbers alone matter.
-        counted = {i: _only_counted(query) for i, query in whole.queries.items()}
+        integer = {i: _has_integer_inputs(query) for i, query in whole.queries.items()}
         large = [i for i, query in whole.queries.items() if _is_large(query)]
         yield from self._ask(whole, Attack(Pgd(rounds=1)), large, LIMITS.first_share)
         for points, share in ((False, LIMITS.crown_share), (True, LIMITS.crown_share / 10)):
-            yield from self._ask(whole, Crown(), [i for i in whole.open if counted[i] == points], share)
+            yield from self._ask(whole, Crown(), [i for i in whole.open if integer[i] == points], share)
         asked = ((i, whole.queries[i]) for i in whole.open)
         features = {i: QueryFeatures.from_query(q, _unstable(whole, i), memory, cache.get(i)) for i, q in asked}
         for step in PORTFOLIO:
@@ -228,18 +229,18 @@ class Auto:
             if number not in batch.closed:
                 outcome = batch.outcomes[number]
                 if outcome.reason is Reason.INCOMPLETE and batch.left([number]) <= 0:
-                    outcome = replace(outcome, reason=Reason.TIMEOUT, detail="the budget ran out")
+                    outcome = replace(outcome, reason=Reason.TIMEOUT, detail="the time limit was reached")
                 batch.outcomes[number] = outcome
                 yield number, outcome
 
     def _ask(self, batch: QueryBatch, verifier: Verifier, members: list[int], share: float) -> Claims:
-        """Put ``members`` to a verifier, each with a share of the time that it has left; yields what is decided."""
+        """Ask a verifier about ``members``, each with a share of its time left; yields the decided ones."""
         for number in batch.part(members, share).ask(verifier) if members else ():
             if number in batch.closed:
                 yield number, batch.outcomes[number]
 
     def _rounds(self, batch: QueryBatch, features: Mapping[int, QueryFeatures]) -> Claims:
-        """Give methods turns until the time is over, or none is left that may gain; yields what is decided."""
+        """Ask methods in turn until time is over or none may gain anything; yields the decided queries."""
         # Without a limit, attacks would never end.
         finite = [i for i in batch.open if batch.left([i]) < math.inf]
         steps = {i: [step for step in ROUNDS if step.takes(features[i])] for i in finite}
@@ -258,13 +259,13 @@ class Auto:
                     for i, margin in margins.items():
                         rest[i] -= 1
                         # The same again, or more of what brought nothing, would bring nothing.
-                        least = -math.inf if margin is None else margin + LIMITS.gain * abs(margin)
+                        least = -math.inf if margin is None else margin + LIMITS.least_gain * abs(margin)
                         known = batch.outcomes[i].margin
                         if now.left([i]) > 0 and (known is None or not known > least):
                             steps[i].remove(step)
 
     def explain(self, query: Query, budget: TimeBudget) -> str:
-        """Return what ``auto`` does with a query; bounding its neurons by CROWN may take the budget's time."""
+        """Return an explanation of what ``auto`` does with a query; CROWN's bounds may take the budget's time."""
         (outcome,) = answers(Crown(), [query], budget)
         if outcome.verdict is Verdict.UNSAT:
             return "CROWN's bounds decide"
@@ -273,18 +274,18 @@ class Auto:
 
 
 def _is_large(query: Query) -> bool:
-    """Return True if an attack is cheap compared with bounds, and points are not soon all that is left."""
+    """Return True if an attack is cheap compared with bounds, and inputs matter by more than whole numbers."""
     network = query.network
     neurons = sum(network.ops[i].size for i in network.activations)
-    return neurons >= LIMITS.large_neurons and not _only_counted(query)
+    return neurons >= LIMITS.large_neurons and not _has_integer_inputs(query)
 
 
-def _only_counted(query: Query) -> bool:
-    """Return True if nothing but whole numbers of the inputs that vary matters."""
+def _has_integer_inputs(query: Query) -> bool:
+    """Return True if all varying inputs matter only through whole numbers."""
     varying = varies(query.property.box.lower, query.property.box.upper)
-    for places in query.network.counted.values():
+    for places in query.network.integer_inputs.values():
         varying[places.numpy()] = False
-    return not varying.any() and bool(query.network.counted)
+    return not varying.any() and bool(query.network.integer_inputs)
 
 
 def _unstable(batch: QueryBatch, number: int) -> float:

@@ -1,4 +1,4 @@
-"""The rows of properties' unsafe sets in float64, as tensors of one shape, and weighted sums of a polytope's rows.
+"""Rows of properties' unsafe sets as float64 tensors of one shape, and weighted sums of a polytope's rows.
 
 Coefficients are exact rationals, which float64 need not represent. ``PropertyRows`` describe a set that contains the
 unsafe set: a proof that its polytopes are not reached is a proof for the property.
@@ -84,7 +84,7 @@ def _float_rows(polytope: Polytope) -> list[list[_FloatRow]]:
 class PropertyRows(TensorRecord):
     """The rows of the unsafe set of each property of a batch (``_float_rows``).
 
-    All have as many rows and polytopes as the largest: others are filled with rows of a polytope that does not count.
+    All have the shape of the largest property: others are padded with rows of a polytope that does not count.
     """
 
     matrix: Tensor  # (batch, rows, outputs), A of A·y ≤ b times ``scale``
@@ -165,7 +165,7 @@ class PropertyRows(TensorRecord):
         return self.largest(values).amin(-1)
 
     def sums(self, values: Tensor, center: Tensor, along: Tensor) -> PropertyRows:
-        """Return a weighted sum of the rows of each polytope; no row where that promises no more than single rows do.
+        """Return a weighted sum of each polytope's rows; no row where it promises no more than a single row.
 
         The batch has as many rows as there are polytopes.
 
@@ -197,7 +197,7 @@ class PropertyRows(TensorRecord):
         return replace(self, **made, is_scaled=True, weights=weights[..., 0])
 
     def and_sums(self, sums: PropertyRows) -> PropertyRows:
-        """Return these rows, and behind them sums of them."""
+        """Return these rows, followed by sums of them."""
         names = ("matrix", "bound", "scale", "polytope")
         both = {name: torch.cat([getattr(self, name), getattr(sums, name)], 1) for name in names}
         return replace(self, **both, is_scaled=True, weights=sums.weights)

@@ -1,6 +1,6 @@
-"""Records of tensors that have a row for each of many things, and the stack of open sub-problems of a search.
+"""Records of tensors with a row per item, and the stack of a search's open sub-problems.
 
-A record is a frozen dataclass; whatever of it is a tensor has as many rows as it has things. Searches keep their open
+A record is a frozen dataclass whose tensor fields all have one row per item. Searches keep their open
 sub-problems in one record that grows in place, on the device of the search.
 """
 
@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 
 class TensorRecord:
-    """Base of frozen dataclasses whose tensors have a row for each of several things."""
+    """Base of frozen dataclasses whose tensors have a row per item."""
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -24,7 +24,7 @@ class TensorRecord:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return the record with every tensor changed."""
+        """Return the record with a function applied to every tensor."""
         changed: dict[str, Any] = {name: change(t) for name, t in self.tensors.items()}
         return replace(self, **changed)  # type: ignore[type-var]
 
@@ -36,7 +36,7 @@ class TensorRecord:
 
     @staticmethod
     def cat(parts: Sequence[Record]) -> Record:
-        """Return the rows of all parts, which are at least one."""
+        """Return the concatenated rows of at least one record."""
         joined: dict[str, Any] = {name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors}
         return replace(parts[0], **joined)  # type: ignore[type-var]
 
@@ -45,7 +45,7 @@ Record = TypeVar("Record", bound=TensorRecord)
 
 
 class Stack(Generic[Record]):
-    """Rows of a record that grows in place; what came last is taken first, so that searches go deep."""
+    """Stack of a record's rows, which grows in place; the last rows are taken first (depth-first search)."""
 
     def __init__(self, rows: Record) -> None:
         self._held, self._count = rows, len(rows)
@@ -60,7 +60,6 @@ class Stack(Generic[Record]):
 
     @property
     def bytes(self) -> int:
-        """The memory that the rows take."""
         return sum(t.nbytes for t in self.rows.tensors.values())
 
     def push(self, more: Record) -> None:
@@ -92,6 +91,6 @@ class Stack(Generic[Record]):
             yield self._held[start : min(start + size, self._count)]
 
     def deal(self, hands: int) -> list[Stack[Record]]:
-        """Return the rows dealt out one by one, early and late ones to every hand; none stay here."""
+        """Remove all rows and return them in ``hands`` parts, dealt one by one like cards."""
         every = self.pop(self._count)
         return [Stack(every[number::hands].each(Tensor.clone)) for number in range(hands)]

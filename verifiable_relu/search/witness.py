@@ -1,4 +1,4 @@
-"""Points that a search comes across, tried as counterexamples."""
+"""Points found during a search, tested as counterexamples."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Judge = Callable[[Network, Property, np.ndarray, str], Outcome | None]
 
 
 class WitnessCheck:
-    """Tests points that a search comes across; ``found`` claims the first one that is a counterexample.
+    """Test of points found during a search; ``found`` is the claim of the first counterexample.
 
     Args:
         network: the network.
         prop: the property.
         method: the name of the method that claims.
-        decider: of nodes that nothing else closes; None for nobody.
+        decider: of nodes that nothing else closes; None for none.
         judge: of points whose margin is not positive in float64.
     """
 
@@ -50,10 +50,10 @@ class WitnessCheck:
         self._strict = strict or bool(prop.box.open_lower or prop.box.open_upper)
 
     def anywhere(self) -> Outcome:
-        """Return the outcome of a property for which any point should do: the centre of the box is tried."""
+        """Return the outcome of a property whose unsafe set is the whole space: the box's centre is tried."""
         box = self._prop.box
         self._take((box.lower + box.upper) / 2)
-        return self.found or Outcome.unknown(Reason.UNCONFIRMED, self._method, "any point should do")
+        return self.found or Outcome.unknown(Reason.UNCONFIRMED, self._method, "the unsafe set is the whole space")
 
     def reached(self, points: Tensor, descend: bool = False) -> bool:
         """Return True once a counterexample is known; also tests points (count, inputs), and points on the way down."""

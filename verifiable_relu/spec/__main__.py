@@ -16,7 +16,7 @@ import numpy as np
 
 from verifiable_relu.command_line import Parser, add_debug, fraction, guarded, seconds
 from verifiable_relu.data import DATASETS, load
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, counted
 from verifiable_relu.files import on_disk
 from verifiable_relu.spec.balls import linf_properties
 from verifiable_relu.spec.find import Instance, read_instances, write_instances
@@ -89,7 +89,7 @@ def indices(text: str) -> list[int]:
 
 def _count(text: str) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is no positive number of images")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number of images")
     return int(text)
 
 
@@ -100,7 +100,7 @@ def radius(text: str) -> Fraction:
     except ValueError:
         value = Fraction(-1)
     if not 0 <= value <= _LARGEST_EPS:
-        raise argparse.ArgumentTypeError(f"'{text}' is no radius such as 1/255 or 0.01")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a radius such as 1/255 or 0.01")
     return value
 
 
@@ -119,14 +119,14 @@ def _generate(options: argparse.Namespace) -> int:
     chosen = options.images or _correct(network, images, labels, exact, options.correct, options.data)
     for index in chosen:
         if index >= len(images):
-            raise InputError(f"there is no image {index} among the {len(images)}", path=options.data)
+            raise InputError(f"image {index} does not exist: there are {len(images)}", path=options.data)
         if not exact[index]:
-            raise InputError(f"image {index} is known to differ from the official one", path=options.data)
+            raise InputError(f"image {index} differs from the official one: choose another", path=options.data)
         if labels[index] >= network.output_size:
             said = f"the label is {labels[index]}, but the network has {network.output_size} outputs"
             raise InputError(said, path=options.data, place=f"image {index}")
     if options.name is not None and not _FILE_NAME.fullmatch(options.name):
-        raise InputError(f"'{options.name}' is no file name of letters, digits, '_', '-' and '.'", place="--name")
+        raise InputError(f"'{options.name}' is not a file name of letters, digits, '_', '-' and '.'", place="--name")
     if options.name and len(chosen) * len(options.eps) != 1:
         raise InputError(f"--name names one property, but the options make {len(chosen) * len(options.eps)}")
 
@@ -155,7 +155,7 @@ def _generate(options: argparse.Namespace) -> int:
     path, ours = options.out / "instances.csv", {instance.vnnlib for instance in written}
     older = [row for row in read_instances(path) if row.vnnlib not in ours] if path.exists() else []
     write_instances(path, [*older, *written])
-    print(f"{len(written)} properties written to {options.out}, listed in {path}")
+    print(f"{counted(len(written), 'property file')} written to {options.out}, listed in {path}")
     return 0
 
 
@@ -174,7 +174,8 @@ def _correct(
         found += (start + np.flatnonzero((classes == labels[part]) & exact[part])).tolist()
         if len(found) >= count:
             return found[:count]
-    raise InputError(f"only {len(found)} of {len(images)} images are classified correctly", path=source)
+    said = f"only {len(found)} of {counted(len(images), 'image')} classified correctly: ask for fewer with --correct"
+    raise InputError(said, path=source)
 
 
 if __name__ == "__main__":

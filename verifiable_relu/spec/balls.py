@@ -170,7 +170,7 @@ def box_property(
     safe: tuple[Any, Any] | None = None,
     name: str = "box",
 ) -> Property:
-    """A property of a box of inputs and a polytope of outputs.
+    """Make a property of a box of inputs and a polytope of outputs.
 
     Args:
         lower: the least value of each input, in any shape; taken exactly, fractions too.
@@ -187,7 +187,7 @@ def box_property(
     if len(low) != len(high):
         raise InputError(f"the box has {len(low)} lower and {len(high)} upper bounds")
     if (unsafe is None) == (safe is None):
-        raise InputError("either the unsafe or the safe outputs are given")
+        raise InputError("give either the unsafe or the safe outputs")
     polytopes: tuple[Polytope, ...]
     if unsafe is None:
         polytopes = tuple((row.negated(),) for row in _rows(safe))

@@ -106,7 +106,7 @@ def _instance(row: list[str], folder: Path) -> Instance:
     try:
         seconds = float(timeout)
     except ValueError:
-        raise InputError(f"'{timeout}' is no number of seconds") from None
+        raise InputError(f"'{timeout}' is not a number of seconds") from None
     if not 0 < seconds < math.inf:
         raise InputError(f"the timeout is {timeout} s, which is not positive and finite")
     return Instance(folder / onnx_files(onnx), folder / vnnlib, seconds)

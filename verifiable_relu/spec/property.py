@@ -112,7 +112,7 @@ class BallBounds(Mapping[int, Fraction]):
         return {i: self.end.sign * Fraction(*self.end.ratio(center, level)) for i, center, level in self._pairs()}
 
     def __repr__(self) -> str:
-        """The pairs of variable and bound, as a list of them is written: text that ``Property.digest`` hashes."""
+        """Return the pairs of variable and bound as the text of a list, which ``Property.digest`` hashes."""
         text = self.end.text
         return f"[{', '.join([f'({i}, {text(center, level)})' for i, center, level in self._pairs()])}]"
 
@@ -207,7 +207,7 @@ class Box:
         return not missed.any()
 
     def witness(self, x: np.ndarray) -> tuple[Fraction, ...]:
-        """An exact point of the closed box near a float point x of shape (n,).
+        """Return an exact point of the closed box near a float point x of shape (n,).
 
         A coordinate is a float32 number within its bounds where there is one near x, so that a replay in float32 takes
         the very same point, and otherwise the nearest exact bound. NaN in x stands for the lower bound.
@@ -270,7 +270,7 @@ class Row:
         return Row(tuple((i, c * scale) for i, c in self.coefficients), self.bound * scale, self.strict)
 
     def negated(self) -> Row:
-        """The constraint that holds exactly where this one does not."""
+        """Return the constraint that holds exactly where this one does not."""
         return Row(tuple((i, -c) for i, c in self.coefficients), -self.bound, not self.strict)
 
     @cached_property
@@ -279,7 +279,7 @@ class Row:
         return repr(self.canonical())
 
     def slack(self, y: Sequence[Fraction]) -> Fraction:
-        """The value Σ coefficient·y_i − bound at an exact output y: ≤ 0 where the constraint holds (< 0 if strict)."""
+        """Return Σ coefficient·y_i − bound at an exact output y: ≤ 0 where the constraint holds (< 0 if strict)."""
         return sum((c * y[i] for i, c in self.coefficients), Fraction(0)) - self.bound
 
 
@@ -327,7 +327,7 @@ class Property:
         return any(all(slack < 0 if strict else slack <= 0 for slack, strict in rows) for rows in polytopes)
 
     def margin(self, y: Sequence[Fraction]) -> Fraction | float:
-        """The margin of an exact output y: +inf if the unsafe set is empty, −inf if it is the whole space."""
+        """Return the margin of an exact output y: +inf if the unsafe set is empty, −inf if it is the whole space."""
         largest = (max((row.slack(y) for row in polytope), default=-math.inf) for polytope in self.unsafe)
         return min(largest, default=math.inf)
 
@@ -352,7 +352,7 @@ class Property:
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """A network and a property, which ask: does some input of the property's box reach its unsafe set?
+    """A network and a property: the question whether some input of the property's box reaches its unsafe set.
 
     Raises:
         InputError: if the property has another number of inputs than the network, or names an output beyond its last.

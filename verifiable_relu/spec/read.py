@@ -268,7 +268,7 @@ def read_vnnlib(path: Path | str, text: str | None = None) -> SpecFile:
     except RecursionError:
         raise InputError("conditions are nested too deeply", path=path) from None
     except MemoryError:
-        raise InputError("reading the file takes more memory than there is", path=path) from None
+        raise InputError("there is not enough memory to read the file", path=path) from None
 
 
 def parse(text: str, path: Path) -> SpecFile:

@@ -167,7 +167,7 @@ def vnnlib_text(spec: SpecFile | Property, version: str = "1.0", comments: Seque
         inputs, outputs = Variable("X", (spec.box.size,)), Variable("Y", (max(spec.output_size, 1),))
         spec = SpecFile(Path(spec.name), version, (spec,), inputs, outputs)
     if any(prop.ball is not None for prop in spec.properties):
-        raise InputError("VNN-LIB's linear constraints describe no L1 or L2 ball")
+        raise InputError("VNN-LIB cannot describe an L1 or L2 ball")
     if partial := next((prop.partial for prop in spec.properties if prop.partial), ""):
         raise InputError(f"a property of unbounded inputs is not written: {partial}")
     if spec.joined is not None and not spec.joined.alone:

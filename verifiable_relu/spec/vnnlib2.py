@@ -95,7 +95,6 @@ def _variable(declared: Any, text: str) -> Variable:
 
 
 def _parsed(source: PropertyText) -> Any:
-    """Return the query that the standard's parser makes of a text."""
     text = source.text
     if len(text) > limits.BYTES_2:
         raise InputError(f"larger than {limits.BYTES_2:,} bytes")
@@ -167,7 +166,7 @@ class _QueryTranslator:
         return True
 
     def number_inputs(self) -> None:
-        """Number the inputs that are not equal."""
+        """Assign numbers to the inputs that are not equal."""
         known: dict[int, int] = {}
         numbers = [known.setdefault(self._least(element), len(known)) for element in range(len(self.equals))]
         for name in self.inputs:

@@ -1,7 +1,7 @@
 """Copies of this process, which the operating system makes (fork) and which end with it; memory of processes.
 
 ``run_limited`` does a command's work in a copy that is killed at its limits, ``run_shares`` deals work out to copies,
-and ``survives`` tries what may crash. Only Linux forks safely a process that has loaded numerical libraries; elsewhere
+and ``survives`` tries work that may crash. Only Linux can safely fork a process with numerical libraries; elsewhere
 all work is done in this process, without limits.
 """
 
@@ -69,7 +69,7 @@ def limit_memory(size: int) -> None:
 
 
 def default_memory() -> int:
-    """Return what a worker's process may have unless its caller says otherwise: half of the machine's memory."""
+    """Return the default memory limit of a worker's process: half of the machine's memory."""
     return _memory_limit or half_of_memory()
 
 
@@ -84,7 +84,7 @@ def half_of_memory() -> int:
 
 
 def process_memory(process: int | None, bounds: int | None, start: int) -> int:
-    """Return the bytes that a process that begins with ``start`` may have, by the user's limits of it and of bounds."""
+    """Return the memory limit of a process that begins with ``start`` bytes, from the user's limits."""
     most = default_memory() if process is None else process
     return most if bounds is None else min(most, start + 2 * bounds + _BEYOND_BOUNDS)
 
@@ -157,12 +157,12 @@ def survives(work: Callable[[], object]) -> bool:
 
 
 def most_shares(processes: int) -> int:
-    """Return how many processes can share work: ``processes``, but 1 where processes cannot be copied safely."""
+    """Return the number of processes that can share work: ``processes``, or 1 if forks are not safe."""
     return max(1, processes) if sys.platform == "linux" else 1
 
 
 def default_shares() -> int:
-    """Return how many processes share a query's work where nothing else is asked for: torch's threads, at most 8."""
+    """Return the default number of processes that share a query's work: torch's threads, at most 8."""
     import torch
 
     return min(torch.get_num_threads(), _MOST_SHARES)
@@ -171,7 +171,7 @@ def default_shares() -> int:
 def run_shares(
     shares: Sequence[Callable[[Pause], Found]], left: Callable[[], float], whole: bool = False
 ) -> list[Found | None]:
-    """Do several shares of some work at once: the first in this process, each of the others in a copy of it.
+    """Run shares of work at once: the first in this process, each of the others in a copy of it.
 
     Copies change nothing here: they only return results. Ctrl-C is for this process alone: copies are killed when an
     exception ends this function, or soon after the seconds that ``left`` returns. Each share looks often at its
@@ -262,7 +262,7 @@ def _fork() -> int:
 
 @contextmanager
 def _single_threaded() -> Iterator[None]:
-    """A block in which torch, where it is loaded, has one thread, since a copy has no other: it would wait for them."""
+    """Run a block with one thread for torch, if loaded: a copied process has no others, and would wait for them."""
     torch: Any = sys.modules.get("torch")
     threads = 1 if torch is None else torch.get_num_threads()
     if threads > 1:
@@ -276,7 +276,7 @@ def _single_threaded() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A block after which signals are handled that came meanwhile."""
+    """Run a block, and handle signals that come meanwhile after it."""
     # A signal that one thread blocks comes by way of another, so that a handler takes note of them instead. Threads
     # other than the main one have none to handle.
     main = threading.current_thread() is threading.main_thread()

@@ -63,7 +63,7 @@ def processor_seconds() -> float:
 
 
 class Worker:
-    """Calls one function in another Python process, which serves call after call.
+    """Another Python process that serves calls of one function.
 
     The process is ended where a call breaks its limits, on any exception while a call lasts (Ctrl-C among them), and
     with this process; the next call starts another. Threads may share a worker; their calls wait for one another. On
@@ -157,10 +157,10 @@ class Worker:
         memory: int | None = None,
         converse: Callable[[Any], object] | None = None,
     ) -> Any:
-        """Return what the function makes of the argument, within some seconds of wall-clock time, without a start.
+        """Return the function's result for the argument, within some seconds of wall-clock time, start-up not counted.
 
-        The process may have ``memory`` bytes resident, None for ``default_memory``; a call can exceed it by what it
-        fills between two looks, 20 ms apart. ``converse`` answers questions of the function, which has a second
+        The process may have ``memory`` bytes resident, None for ``default_memory``; a call can exceed it by
+        whatever it fills within 20 ms. ``converse`` answers questions of the function, which has a second
         argument then, a function that asks them; the time that this takes counts.
 
         Raises:
@@ -198,7 +198,7 @@ class Worker:
         return value
 
     def end_after(self, seconds: float) -> None:
-        """From a call's ``converse``: end the call (``OutOfTime``) some seconds from now, and at no other time."""
+        """End the running call (``OutOfTime``) some seconds from now; for a call's ``converse``."""
         self._end = time.perf_counter() + seconds
 
     def kill(self) -> None:
@@ -245,7 +245,7 @@ class Worker:
         self._socket.close()
 
     def _leave_to_parent(self) -> None:
-        """After a fork, in the new process: what is there belongs to the old one."""
+        """Drop the process's handle in a forked copy: it belongs to the parent."""
         process, self._process, self._lock = self._process, None, threading.RLock()
         if process is not None:
             self._close(process)
@@ -318,7 +318,7 @@ class Deadline:
 
 
 class Executor:
-    """Performs one task after another in this process; other executors perform ``size`` at once elsewhere.
+    """Executor of one task at a time in this process; other executors perform ``size`` at once elsewhere.
 
     ``listens`` says whether messages of tasks are taken and answered.
     """
@@ -376,7 +376,7 @@ def run_tasks(
 
 
 class LocalExecutor(Executor):
-    """Performs tasks in ``size`` processes of this machine, within the user's limits of a process (``process_memory``).
+    """Executor of tasks in ``size`` processes of this machine, within the user's limits (``process_memory``).
 
     They keep data and networks from one task to the next. Each is started at once, with a number of ``threads``, None
     for torch's choice, and imports the module ``library`` that its tasks need.
@@ -438,7 +438,7 @@ class LocalExecutor(Executor):
 
 
 class DaskExecutor(Executor):
-    """Performs tasks in the workers of a Dask cluster, as many at once as there are workers.
+    """Executor of tasks in the workers of a Dask cluster, as many at once as there are workers.
 
     The scheduler at ``dask://HOST:PORT`` has to answer within ``patience_s``; without it, workers or Dask, there is an
     InputError. ``advice`` is what the user is told where the cluster is lost. Messages of tasks are dropped.
@@ -475,7 +475,7 @@ class DaskExecutor(Executor):
         return result
 
     def _end(self, remote: Any, task: Task, result: Future[Any]) -> None:
-        """Take the end of a task; one that the scheduler has lost, which is not its fault, is begun again."""
+        """Handle the end of a task; a task that the scheduler has lost is begun again."""
         self._remote.pop(result, None)
         try:
             result.set_result(remote.result(timeout=_CALL_S))

@@ -68,7 +68,8 @@ def resumable(saved: Path, work: Callable[[], Any]) -> Any:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise
-        raise InputError("the training does not fit into the memory", place=flag("model")) from None
+        said = "the training does not fit into the memory: choose a smaller model or --batch"
+        raise InputError(said, place=flag("model")) from None
 
 
 def _show(results: Mapping[str, Any]) -> None:

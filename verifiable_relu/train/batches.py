@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from verifiable_relu.errors import InputError
+from verifiable_relu.errors import InputError, counted
 
 Batch = Any
 """A tuple (inputs, classes, …), as torch's loaders give, or a mapping of the model's arguments, ``labels`` included."""
@@ -65,7 +65,7 @@ def loader(data: Any, shuffled: bool, seed: int = 0) -> Collection[Batch]:
             f"data are a DataLoader, a list of batches or a pair (inputs, classes) of arrays, not {type(data).__name__}"
         )
     if isinstance(data, Mapping):
-        raise DataError("data are a list of batches, not one batch")
+        raise DataError("data are one batch: give a list of batches")
     if not len(data):
         raise DataError("there are no data")
     return cast(Collection[Batch], data)
@@ -105,7 +105,7 @@ def outputs(model: nn.Module, batch: Batch) -> Tensor:
     found = _called(model, batch)
     found = found.get("logits", found) if isinstance(found, Mapping) else getattr(found, "logits", found)
     if not isinstance(found, Tensor):
-        raise InputError(f"the model returns a {type(found).__name__}: say by outputs= where its outputs are")
+        raise InputError(f"the model returns a {type(found).__name__}: give a function of its outputs by outputs=")
     return found
 
 
@@ -132,7 +132,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
             return own
     true = classes(batch)
     if true is None:
-        raise DataError("a batch has no classes (integers): say by loss= what is to become small")
+        raise DataError("a batch has no classes (integers): give the loss to minimise by loss=")
     found = outputs(model, batch)
     if found.ndim < 2 or (found.shape[0], *found.shape[2:]) != tuple(true.shape):
         raise DataError(f"outputs of shape {tuple(found.shape)} for classes of shape {tuple(true.shape)}")
@@ -209,7 +209,7 @@ class SubstitutionEffect:
     spread: float
     region: Region | None
     proven: float | None = None
-    unproven: str = "it was not asked for (patience=0)"
+    unproven: str = "it was not asked for (change_timeout=0)"
     training: bool = False
 
     def __str__(self) -> str:
@@ -222,7 +222,7 @@ class SubstitutionEffect:
             )
         lines.append(
             f"the swap changes outputs by {self.mean:.3g} in the mean and {self.worst:.3g} at most on these samples, "
-            f"and {self.flipped} predictions"
+            f"and {counted(self.flipped, 'prediction')}"
         )
         if self.proven is not None and self.region is not None:
             low, high = self.region

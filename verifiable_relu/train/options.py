@@ -58,7 +58,7 @@ _DEEPEST = 100  # The most hidden layers, and the most convolutions
 RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("epochs", "batch", "samples", "images"), (1, _LARGEST)),
     **dict.fromkeys(("warmup", "attack_steps", "rate", "decay", "stability", "lam_factor"), (0, _LARGEST)),
-    **dict.fromkeys(("patience", "timeout"), (0, _LARGEST)),
+    **dict.fromkeys(("change_timeout", "timeout"), (0, _LARGEST)),
     **dict.fromkeys(("eps", "certified", "switch"), (0, 1)),
     **dict.fromkeys(("lam_init", "lam_target", "target"), (1, LARGEST_LAM)),
     "crop": (0, 64),
@@ -73,7 +73,7 @@ DATA_HELP = f"{', '.join(DATASETS)}; or a FILE.npz with the arrays images, in [0
 
 # The options that a training and a hardening have in common.
 Epochs = Annotated[int, "passes over the data, including those in which λ is annealed"]
-Growth = Annotated[Schedule, "the function of λ that changes by equal steps while λ is annealed: λ, log λ or 1/λ"]
+Growth = Annotated[Schedule, "λ grows by equal steps of λ, of log λ, or of 1/λ"]
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def require_allowed(options: Any, **names: tuple[str, ...]) -> None:
         value = getattr(options, name)
         allowed = get_args(kinds[name]) if get_origin(kinds[name]) is Literal else names.get(name, ())
         if allowed and value not in allowed and not (name in ("model", "loss") and ":" in value):
-            raise InputError(f"'{value}' is none of {', '.join(allowed)}", place=flag(name))
+            raise InputError(f"'{value}' is not one of {', '.join(allowed)}", place=flag(name))
         may_be_text = str in (kinds[name], *get_args(kinds[name]))
         if name in RANGES and value is not None and not (may_be_text and isinstance(value, str)):
             require(options, name, isinstance(value, int | float), "must be a number")

@@ -1,1 +1,1 @@
-"""Counterexamples as they are checked; shares no code with the verifiers that claim them."""
+"""The check of counterexamples, which shares no code with the verifiers that claim them."""

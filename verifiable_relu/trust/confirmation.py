@@ -1,10 +1,10 @@
-"""The check of a claimed counterexample: by real arithmetic on the network's own weights, and by a run.
+"""The check of a claimed counterexample: in real arithmetic on the network's own weights, and by a replay.
 
-What runs is what the network was made from: its file in onnxruntime, or the module in torch.
+The replay runs the network's source: its file in onnxruntime, or its module in torch.
 
 Neither check knows how the counterexample was found. Both must confirm it before the verdict is *sat*. Where a network
-is taken as what runs it computes (``Network.arithmetic``), a counterexample is an evaluation that somebody can run: in
-onnxruntime, or operator by operator in torch, and real arithmetic is not asked.
+stands for a runtime's evaluations (``Network.arithmetic``), a counterexample is an evaluation that one can run: in
+onnxruntime, or operator by operator in torch, and real arithmetic is not used.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def confirm(network: Network, prop: Property, witness: Sequence[Fraction]) -> Co
 
 
 def _judge(network: Network, prop: Property, x: Sequence[Fraction]) -> Confirmation:
-    """Return what real arithmetic says of a point; a margin that is still open counts as not violated."""
+    """Return the confirmation of a point by real arithmetic; a margin that stays open counts as not violated."""
     exactly = is_evaluable(network)
     if exactly and multiplications(network) <= EXACT_PRODUCTS:
         return _at(prop, evaluate_exact(network, x))
@@ -129,7 +129,7 @@ def _judge(network: Network, prop: Property, x: Sequence[Fraction]) -> Confirmat
 
 
 def _at(prop: Property, outputs: Sequence[Fraction]) -> Confirmation:
-    """Return what exact outputs say."""
+    """Return the confirmation of a point by its exact outputs."""
     margin, violated = nearest(prop.margin(outputs)), prop.violated(outputs)
     return Confirmation(violated, "" if violated else f"its exact margin is {margin:.6g}", True, margin, tuple(outputs))
 
@@ -156,7 +156,6 @@ def margin_range(prop: Property, y: Enclosed) -> tuple[Fraction | float, Fractio
 
 
 def _is_unsafe(prop: Property, outputs: np.ndarray) -> bool:
-    """Return True if outputs in floating point are finite and in the unsafe set."""
     return bool(np.isfinite(outputs).all()) and prop.violated([Fraction(float(v)) for v in outputs])
 
 

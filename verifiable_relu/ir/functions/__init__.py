@@ -5,7 +5,7 @@ from __future__ import annotations
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.ir.functions.curves import CURVES
 from verifiable_relu.ir.functions.function import Function, LinearRelaxation, SlopeRange
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.functions.smooth import Hardened, Smooth
 from verifiable_relu.ir.functions.steps import STEPS, StepFunction
 
@@ -13,8 +13,8 @@ __all__ = [
     "TORCH",
     "Function",
     "Hardened",
-    "Kinked",
     "LinearRelaxation",
+    "PiecewiseLinear",
     "SlopeRange",
     "Smooth",
     "StepFunction",
@@ -32,7 +32,7 @@ def function(kind: str, parameter: float = 1.0) -> Function:
         UnsupportedError: if there is none.
     """
     if kind == "Relu":
-        return Kinked()
+        return PiecewiseLinear()
     if kind in STEPS:
         return StepFunction(kind)
     if kind not in CURVES:

@@ -1,4 +1,4 @@
-"""The smooth functions: one row each of ``CURVES``. To add one is to add a row here, and one of the checker."""
+"""The smooth functions, a row of ``CURVES`` each. A new one needs a row here, its certificates one in the checker."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Elementwise functions: one object answers every question of the verifier about a function.
 
-    relu = Kinked()
-    slopes = relu.slopes(interval)                # CROWN's slopes: a choice that steers
+    relu = PiecewiseLinear()
+    slopes = relu.slopes(interval)                # CROWN's slopes: a heuristic choice
     relaxation = relu.relaxation(interval, *slopes)   # linear bounds with these slopes: sound for every choice
 
-A function has one subclass of ``Function``, or is one row of ``Smooth``. To add one is to write that object and one row
-of the checker (``check``), which reads networks by itself.
+A function has one subclass of ``Function``, or is one row of ``Smooth``: that is all that verdicts need. Certificates
+also need one row of the checker (``check``), which reads networks by itself.
 
 **Slopes are hints, offsets are proofs.** ``floor(interval, s)`` and ``top(interval, s)`` are sound for every slope s
 that floating point can hold: rounding is accounted for in them. Whoever chooses slopes (CROWN's area rule, α-CROWN's
@@ -94,7 +94,7 @@ class Function(ABC):
         Args:
             x: of any shape.
             error: of the same shape; inf or NaN where x is not known.
-            unit: the unit roundoff of whoever computes f(x), here or elsewhere.
+            unit: the unit roundoff of the arithmetic that computes f(x), here or elsewhere.
         """
 
     # What bounds need
@@ -105,7 +105,7 @@ class Function(ABC):
 
     @abstractmethod
     def unstable(self, x: Interval) -> Tensor:
-        """Return where f is not one linear function on the interval, bool: where better bounds of x are of use.
+        """Return True where f is not one linear function on the interval: there tighter bounds of x help.
 
         True where an end is NaN.
         """
@@ -116,12 +116,12 @@ class Function(ABC):
 
         Args:
             x: the interval.
-            chosen_by: bounds of x by which the choice is made, where those of ``x`` come from more than one source.
+            chosen_by: bounds of x that decide the choice, if ``x`` combines bounds of several sources.
         """
 
     @abstractmethod
     def slope_range(self, x: Interval) -> SlopeRange:
-        """Return the slopes among which an ascent chooses."""
+        """Return the range of slopes from which α-CROWN chooses."""
 
     @abstractmethod
     def floor(self, x: Interval, slope: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class Function(ABC):
         """Return an offset t with s·x + t ≥ f(x) on the interval in real arithmetic, differentiable in s."""
 
     def relaxation(self, x: Interval, lower_slope: Tensor, upper_slope: Tensor) -> LinearRelaxation:
-        """Return the linear bounds with these slopes."""
+        """Return the linear relaxation with these slopes."""
         return LinearRelaxation(lower_slope, self.floor(x, lower_slope), upper_slope, self.top(x, upper_slope))
 
     # What branching needs
@@ -169,7 +169,7 @@ class Function(ABC):
 
     @property
     def limit(self) -> Function:
-        """Return the function that is evaluated: itself, or ReLU for a family of functions that tends to it."""
+        """Return the function itself, or ReLU for a family of functions that tends to it."""
         return self
 
     gated: bool = False

@@ -1,6 +1,6 @@
-"""Smooth functions: linear bounds from a function's value, its derivative, and where it bends; and families of them.
+"""Smooth functions and families of them: linear bounds from value, derivative and the points where f bends.
 
-Between two neighbouring bends f′ only rises (f is convex), or only falls: such a part is called a *piece*. A row of
+Between two neighbouring bends f is convex or concave (f′ only rises, or only falls): such a part is a *piece*. A row of
 ``curves.CURVES`` says that, and little more, of each function.
 
 **Slopes.** The lower bound supports the convex envelope of f on [l, u] at the middle of the interval: its value there
@@ -40,7 +40,7 @@ from verifiable_relu.dyadic import Dyadic
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.ir.functions.curves import CURVES, SmoothCurve
 from verifiable_relu.ir.functions.function import Function, SlopeRange
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.rounding import (
     ENCLOSE_OWN,
@@ -121,7 +121,6 @@ class Smooth(Function):
 
     @property
     def _scale(self) -> Any:
-        """The unit of lengths and absolute errors."""
         return 1 / self._number if self.curve.stretched else 1.0
 
     # What it computes
@@ -152,7 +151,7 @@ class Smooth(Function):
     # What bounds need
 
     def image(self, x: Interval) -> Interval:
-        """Return the image: f is extreme at an end, or where it turns; a turn that is off by u moves f by u²."""
+        """Return the image: f is extreme at an end or at a turn; a turn's error of u moves f by only u²."""
         curve = self.curve
         values = self.value(torch.stack([x.lower, x.upper, *self._within(x, curve.turns)]))
         error = self._error(values, 0.0, 0.0)
@@ -207,7 +206,7 @@ class Smooth(Function):
         return self._offset(x, slope, -1)
 
     def _error(self, value: Tensor, term: Tensor | float, reach: Tensor | float) -> Tensor:
-        """Return how far a value may be off, or an offset and a term |s|·reach (see the module)."""
+        """Return a bound of the error of a value, or of an offset with a term |s|·reach (see the module)."""
         curve, unit = self.curve, 2 * ULPS * unit_roundoff(value.dtype)
         scale = self._scale if curve.stretched else max(1.0, self.parameter)
         size = value.abs() + term + curve.absolute * (scale + 2.0**-26 * reach)
@@ -231,7 +230,7 @@ class Smooth(Function):
 
     @staticmethod
     def _attached(x: Interval, point: Tensor) -> Tensor:
-        """Return the points, with the ends' gradients where they are ends of the interval."""
+        """Return the points, attached to the gradients of the interval's ends where they coincide."""
         return torch.where(point == x.lower, x.lower, torch.where(point == x.upper, x.upper, point))
 
     def _support_points(self, x: Interval, at: Tensor, convex: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -290,7 +289,7 @@ class Smooth(Function):
     # Pieces and points
 
     def _is_whole(self, x: Interval) -> Tensor:
-        """Return where [l, u] is as long as a period, or so far out that numbers do not say where f turns."""
+        """Return True where [l, u] is as long as a period, or too far out to locate f's turns."""
         near = (x.upper - x.lower < (self.curve.period or 0)) & (_reach(x) < coarse(x.lower.dtype))
         return ~near
 
@@ -338,7 +337,7 @@ class Smooth(Function):
     # What branching needs
 
     def split_point(self, x: Interval) -> Tensor:
-        """Return the point, of a few and 0, that leaves the least area about the chords of both halves."""
+        """Return the split point, of a few candidates and 0, with the least area between f and both halves' chords."""
         shares = torch.arange(_PARTS + 1, dtype=x.lower.dtype, device=x.lower.device)
         points = torch.lerp(x.lower, x.upper, (shares / _PARTS).reshape(-1, *(1,) * x.lower.ndim))
         zero = points[_PARTS // 2].masked_fill((x.lower < 0) & (x.upper > 0), 0)
@@ -422,7 +421,7 @@ def _reach(x: Interval) -> Tensor:
     return torch.maximum(x.lower.abs(), x.upper.abs())
 
 
-_RELU = Kinked()
+_RELU = PiecewiseLinear()
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""One ONNX node with its inputs looked up, and the table of what reads an operator."""
+"""One ONNX node with its inputs looked up, and the table of converters by operator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NodeCall:
     """One ONNX node with its inputs looked up, and the network under construction.
 
     Attributes:
-        build: where the ops that it stands for are added, under the node's name.
+        build: the builder to which the node's ops are added, under its name.
         op, version: the operator, and the opset in which its present definition began.
         inputs: constants, values, or None where an optional input is left out.
         attributes: by name.
@@ -42,7 +42,7 @@ class NodeCall:
         return self.attributes.get(attribute, default)
 
     def value(self, position: int = 0) -> Value:
-        """Return an input that must be computed."""
+        """Return an input that must be a computed value, not a constant."""
         found = self.inputs[position] if position < len(self.inputs) else None
         if not isinstance(found, Value):
             raise UnsupportedError(f"its input {position} is a constant")
@@ -62,12 +62,12 @@ class NodeCall:
         return found
 
     def refuse(self, **expected: Any) -> None:
-        """Refuse attributes that are there with another value than the one expected."""
+        """Refuse attributes that are present with another value than the expected one."""
         for attribute, value in expected.items():
             self.choice(attribute, value, {value: None})
 
     def choice(self, attribute: str, default: Any, known: Mapping[Any, Any]) -> Any:
-        """Return what an attribute stands for, by its value; another value than those known is refused."""
+        """Return the meaning in ``known`` of an attribute's value; other values are refused."""
         found = self.get(attribute, default)
         if found not in known:
             shown = found.decode(errors="replace") if isinstance(found, bytes) else found
@@ -89,9 +89,9 @@ class NodeCall:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """Return an axis counted from the front."""
+    """Return an axis as a number from 0 on."""
     if not -rank <= axis < rank:
-        raise InputError(f"the axis {axis} of {rank} axes")
+        raise InputError(f"there is no axis {axis} among {rank} axes")
     return axis % rank
 
 
@@ -102,7 +102,7 @@ def operands(build: OpBuilder, left: Result | None, right: Result | None) -> tup
     try:
         shape = np.broadcast_shapes(left.shape, right.shape)
     except ValueError:
-        raise InputError(f"broadcasts {left.shape} against {right.shape}") from None
+        raise InputError(f"shapes {left.shape} and {right.shape} do not broadcast") from None
     x, y = (build.broadcast(v, shape) if isinstance(v, Value) else tensor(v) for v in (left, right))
     return x, y
 
@@ -123,7 +123,7 @@ GROUP: dict[str, str] = {}
 
 
 def converts(operator: str, *versions: int, group: str = GROUPS[0]) -> Callable[[Converter], Converter]:
-    """Register what reads an operator, and what it becomes, of ``GROUPS``.
+    """Register the converter of an operator, and what the operator becomes (``GROUPS``).
 
     Args:
         operator: of the standard domain, or of ai.onnx.ml, which share no names; of another domain with that before it.
@@ -148,7 +148,7 @@ def operator_of(node: onnx.NodeProto) -> tuple[str, str]:
 
 
 def converter_of(node: onnx.NodeProto, opset: int) -> tuple[Converter, int]:
-    """Return what reads a node of an opset of its domain, and the version of its operator."""
+    """Return the converter of a node and its operator's version, for an opset of its domain."""
     domain, operator = operator_of(node)
     try:
         # The standard knows nothing of the runtime's own operators, which have one version.
@@ -157,6 +157,6 @@ def converter_of(node: onnx.NodeProto, opset: int) -> tuple[Converter, int]:
         raise UnsupportedError(f"no operator of opset {opset}") from None
     if (operator, version) not in CONVERTERS:
         others = sorted(v for op, v in CONVERTERS if op == operator)
-        read = f"; versions {', '.join(map(str, others))} of it are" if others else ""
-        raise UnsupportedError(f"version {version} of this operator is not supported{read}")
+        read = f" (read are versions {', '.join(map(str, others))})" if others else ""
+        raise UnsupportedError(f"version {version} of this operator{read}")
     return CONVERTERS[operator, version], version

@@ -1,4 +1,4 @@
-"""Comparing a network that was read from ONNX with the file it came from, as onnxruntime runs it."""
+"""Comparison of a network that was read from ONNX with its file, as onnxruntime runs it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def compare(network: Network, ops: Sequence[Op], places: Mapping[str, int]) -> N
 def compare_at(network: Network, points: np.ndarray) -> None:
     """Evaluate a network and the file it came from at further points, such as those of a property's box.
 
-    A quantised file as it runs is compared with what a session of onnxruntime with default options makes of it, too.
+    A quantised file in a runtime's arithmetic is also compared with an onnxruntime session with default options.
 
     Args:
         network: as it was read from a file; one that was not is not compared, nor one in an arithmetic that rounds
@@ -87,7 +87,7 @@ def compare_at(network: Network, points: np.ndarray) -> None:
 
 
 def _output_difference(network: Network, source: _FileRun, points: Tensor, expected: bool = False) -> Mismatch | None:
-    """Return where the outputs that the file computes are not the network's; ``expected``: some must be finite."""
+    """Return where the file's outputs differ from the network's; with ``expected`` some must be finite."""
     found = source.outputs(points, network.source.batched)[0]
     if expected and not bool(torch.isfinite(found).any()):
         raise InputError("no output is finite where the network is compared with its file")
@@ -117,7 +117,7 @@ _TYPES = {
 
 
 class _FileRun:
-    """A file as it runs: in onnxruntime, or in the standard's reference evaluator where that has no kernel.
+    """Runner of a file: onnxruntime, or the standard's reference evaluator where that has no kernel.
 
     Attributes:
         dtype: in which the file's numbers are compared.
@@ -157,7 +157,7 @@ def is_quantised(data: bytes) -> bool:
 
 
 def require_runs(data: bytes, default: bool = False) -> Any:
-    """Return a session of onnxruntime; None if it has no kernel for some of the file's operators.
+    """Return an onnxruntime session of the file; None if it lacks a kernel for some operator.
 
     Raises:
         InputError: if it refuses the file for another reason.

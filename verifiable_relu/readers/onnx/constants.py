@@ -1,9 +1,9 @@
 """Constants that an ONNX file computes from constants: shapes, indices, reordered and rescaled parameters.
 
-What no input of the network reaches is computed once. What moves numbers, compares them or computes with whole ones is
-left to the standard's own reference evaluator; what computes with floating-point numbers is read as if these were
-computed, and the ops are evaluated in rational arithmetic (``readers.derived``), since a network is read as a function
-in real arithmetic. A Cast alone rounds: that is what the operator is for. How large a result will be is worked out
+Nodes that no input of the network reaches are computed once. The standard's own reference evaluator runs those that
+move or compare numbers, or compute with whole ones. Those that compute with floating-point numbers are read as if these
+were computed, and the ops are evaluated in rational arithmetic (``readers.derived``), since a network is read as a
+function in real arithmetic. Only a Cast rounds: that is the operator's purpose. The size of a result is worked out
 first: a file of a hundred bytes may ask for terabytes.
 """
 
@@ -21,7 +21,7 @@ import onnx
 import torch
 
 from verifiable_relu.errors import InputError, UnsupportedError
-from verifiable_relu.ir.functions import Kinked
+from verifiable_relu.ir.functions import PiecewiseLinear
 from verifiable_relu.ir.linear import Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Input, Maximum, Op, Product
 from verifiable_relu.readers.builder import OpBuilder, Value
@@ -79,7 +79,7 @@ def folded(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int) 
     """
     operator, attributes = node.op_type, attributes_of(node)
     if operator not in FOLDED:
-        raise UnsupportedError("of constants alone is not supported")
+        raise UnsupportedError("this operator on constants alone")
     # There is nothing to be off in a tensor without elements.
     inputs = [np.zeros(v.shape, np.float32) if isinstance(v, Derived) and not v.values.size else v for v in inputs]
     arrays = [value for value in inputs if value is not None and not isinstance(value, Derived)]
@@ -128,7 +128,7 @@ def _exact(
 ) -> Sequence[Constant]:
     """Return the results of a node in rational arithmetic."""
     if node.op_type == "Range":
-        return [settled(_range(*(Derived.of(value) for value in inputs if value is not None)), like)]
+        return [settled(_range(*(Derived.from_numbers(value) for value in inputs if value is not None)), like)]
     shaped: list[Any] = [np.zeros(v.shape, like) if _is_floating(v) else v for v in inputs]  # type: ignore[union-attr]
     size, _ = _size(_alone(node, shaped, opset)[0], node, shaped)
     size = max(size, *(math.prod(value.shape) for value in inputs if value is not None))
@@ -136,7 +136,7 @@ def _exact(
         return [_large(node.op_type, inputs, attributes, like, size)]
     if node.op_type == "Mod":
         whole = math.trunc if attributes.get("fmod", 0) else math.floor
-        operands = (Derived.of(value) for value in inputs if value is not None)
+        operands = (Derived.from_numbers(value) for value in inputs if value is not None)
         return [settled(selected(lambda a, b: a - b * whole(a / b), *operands), like)]
     return [v if isinstance(v, np.ndarray) else settled(v, like) for v in _as_read(node, inputs, opset)]
 
@@ -155,7 +155,7 @@ def _as_read(node: onnx.NodeProto, inputs: Sequence[Constant | None], opset: int
     for position, value in enumerate(inputs):
         computed = operator in ARITHMETIC and position in ((0, 2) if operator == "Gemm" else (0,))
         if isinstance(value, Derived) or (computed and value is not None):
-            numbers.append(Derived.of(value).moved(np.ravel))
+            numbers.append(Derived.from_numbers(value).moved(np.ravel))
             given[position] = Value(len(build.ops), value.shape)
             build.ops.append(Input(name=node.name, size=math.prod(value.shape)))
     made = converter(NodeCall(build, operator, version, tuple(given), attributes_of(node), node, opset))
@@ -183,20 +183,20 @@ def _value(op: Op, *inputs: Derived) -> Derived:
         if op.bias_error is not None:
             raise UnsupportedError("adds a constant that is rounded")
         if isinstance(map, Diagonal) and map.divisor is not None:
-            found = linear(operator.mul, x, reciprocal(Derived.of(map.divisor.numpy())))
+            found = linear(operator.mul, x, reciprocal(Derived.from_numbers(map.divisor.numpy())))
         elif isinstance(map, Gather):
             found = x.moved(lambda values: map.product(np.ones(1, object), values))
             if op.bias is not None and not bool(op.bias[map.index >= 0].any()):
                 # Constants in places of their own.
-                gaps, rest = map.index.numpy() < 0, Derived.of(op.bias.numpy()).values
+                gaps, rest = map.index.numpy() < 0, Derived.from_numbers(op.bias.numpy()).values
                 return found.moved(lambda values: np.where(gaps, rest, values))
         else:
-            weight = Derived(Derived.of(map.weight.numpy()).values, Fraction(op.weight_error))
+            weight = Derived(Derived.from_numbers(map.weight.numpy()).values, Fraction(op.weight_error))
             found = linear(map.product, weight, x)
-        return found if op.bias is None else linear(operator.add, found, Derived.of(op.bias.numpy()))
+        return found if op.bias is None else linear(operator.add, found, Derived.from_numbers(op.bias.numpy()))
     if isinstance(op, Elementwise):
-        if isinstance(op.function, Kinked):
-            below, above = (Derived.of(v.numpy()).values for v in (op.function.slope_below, torch.ones(())))
+        if isinstance(op.function, PiecewiseLinear):
+            below, above = (Derived.from_numbers(v.numpy()).values for v in (op.function.slope_below, torch.ones(())))
             return linear(operator.mul, Derived(np.where(x.values > 0, above, below)), x)
         if op.function.kind not in _FUNCTIONS:
             raise UnsupportedError(f"{op.function.kind} of constants")
@@ -268,7 +268,7 @@ def _range(start: Derived, limit: Derived, step: Derived) -> Derived:
     return Derived(first + np.arange(count).astype(object) * by)
 
 
-_ONE = Derived.of(np.ones((), np.float32))
+_ONE = Derived.from_numbers(np.ones((), np.float32))
 
 
 def _sigmoid(x: Derived) -> Derived:
@@ -328,7 +328,7 @@ def evaluated(node: onnx.NodeProto, inputs: Sequence[np.ndarray | None], opset: 
     if node.op_type in _RESHAPES and inputs[0] is not None and shape is not None:
         # Old versions of the evaluator's operators take axes that are not sorted for others.
         if math.prod(shape) != inputs[0].size:
-            raise InputError(f"reshapes {inputs[0].shape} to {tuple(shape)}")
+            raise InputError(f"shape {inputs[0].shape} cannot become {tuple(shape)}")
         return [inputs[0].reshape(shape)]
     try:
         if node.op_type == "Pad":

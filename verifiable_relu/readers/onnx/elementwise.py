@@ -1,7 +1,7 @@
 """Operators on single elements: moves, sums and products, functions of one variable, comparisons and choices.
 
-Those that only move elements are read by running them, in the standard's reference evaluator, on the numbers of their
-inputs' elements in place of the elements. What comes out says for each element of the result where it comes from.
+Operators that only move elements are run, in the standard's reference evaluator, on the numbers of their
+inputs' elements in place of the elements. The result says for each element where it comes from.
 
 A truth value is 0 or 1, and numbers of an integer type are numbers; one beyond the range of its type has no meaning in
 the standard, and is the number here. With the sign s of a difference d, d > 0 is max(s, 0) and d = 0 is 1 − |s|. Where
@@ -200,7 +200,7 @@ def _div(call: NodeCall) -> Value:
 def bounded(call: NodeCall, x: Value, end: Any, sign: float) -> Value:
     """Return max(x, end), or min(x, end) for ``sign`` −1, the end being broadcast to the shape of x.
 
-    Ends that bound nothing are allowed for: −inf of a maximum, inf of a minimum.
+    Ends without effect are allowed: −inf in a maximum, inf in a minimum.
     """
     end = as_tensor(end)
     if bool((end == -sign * torch.inf).all()):
@@ -326,7 +326,7 @@ def _pow(call: NodeCall) -> Result:
         # a to a computed exponent is exp(x·log a).
         if not bool((base > 0).all()):
             raise UnsupportedError("powers of a number that is not positive")
-        number, error = rounded(logarithm(Derived.of(base)))
+        number, error = rounded(logarithm(Derived.from_numbers(base)))
         return call.build.function(call.build.scale(call.value(1), number, error=error), "Exp")
     given, x, build = call.constant(1), call.value(), call.build
     if len(set(given.reshape(-1).tolist())) != 1 or given.ndim > len(x.shape):

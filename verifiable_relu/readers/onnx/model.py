@@ -84,7 +84,7 @@ def load_model(
     if not model.graph.node:
         raise InputError("not an ONNX file, or one without nodes")
     if len(model.graph.node) > MAX_NODES:
-        raise UnsupportedError(f"{len(model.graph.node)} nodes, where at most {MAX_NODES} are read")
+        raise UnsupportedError(f"{len(model.graph.node):,} nodes, where at most {MAX_NODES:,} are read")
     _refuse_unread_parts(model)
     repairs = ["nodes that the file has before what they need are sorted"] if sort(model.graph) else []
     repairs += _complete(model)
@@ -219,17 +219,18 @@ def opset_of(model: onnx.ModelProto, domain: str = "") -> int:
 
 
 def _refuse_unread_parts(model: onnx.ModelProto) -> None:
-    """Refuse a model with more than one graph of standard operators."""
     if not OLDEST_IR <= model.ir_version <= NEWEST_IR:
         raise UnsupportedError(f"IR version {model.ir_version}; versions {OLDEST_IR} to {NEWEST_IR} are read")
     opset_of(model)
     if model.functions:
-        raise UnsupportedError("operators that the file defines itself", place=f"function '{model.functions[0].name}'")
+        raise UnsupportedError(
+            "an operator of the file's own is not supported", place=f"function '{model.functions[0].name}'"
+        )
     if model.graph.sparse_initializer:
-        raise UnsupportedError("sparse initializers")
+        raise UnsupportedError("sparse initializers are not supported: store dense ones")
     for node in model.graph.node:
         if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
-            raise UnsupportedError("has a subgraph", place=f"node '{node.name}' ({node.op_type})")
+            raise UnsupportedError("not supported: it has a subgraph", place=f"node '{node.name}' ({node.op_type})")
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
@@ -244,7 +245,7 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
             for tensor in attribute.tensors:
                 yield place, tensor
             if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
-                raise UnsupportedError("a sparse tensor", place=place)
+                raise UnsupportedError("not supported: a sparse tensor", place=place)
 
 
 def array(tensor: TensorProto, place: str) -> np.ndarray:
@@ -299,9 +300,9 @@ def input_shape(declared: onnx.ValueInfoProto) -> tuple[Shape, bool]:
     place = f"input '{declared.name}'"
     kind = declared.type.tensor_type
     if kind.elem_type not in FLOATS:
-        raise UnsupportedError("is no tensor of floating-point numbers", place=place)
+        raise UnsupportedError("it is not a tensor of floating-point numbers", place=place)
     if not kind.HasField("shape"):
-        raise UnsupportedError("has no shape", place=place)
+        raise UnsupportedError("it has no shape", place=place)
     sizes = [d.dim_value if d.HasField("dim_value") else 0 for d in kind.shape.dim]
     # Some exporters write 0 for a symbolic batch.
     batched = len(sizes) >= 2 and sizes[0] in (0, 1)
@@ -375,7 +376,7 @@ def _require_one_type(kinds: set[int], what: str) -> None:
 def _inputs(model: onnx.ModelProto, chosen: Chosen) -> list[onnx.ValueInfoProto]:
     found = {declared.name: declared for declared in declared_inputs(model)}
     if not found:
-        raise UnsupportedError("no input")
+        raise UnsupportedError("the network has no input")
     if chosen.inputs and sorted(chosen.inputs) != sorted(found):
         raise InputError(f"the inputs are {_listed(found)}, not {_listed(chosen.inputs)}")
     kinds = {declared.type.tensor_type.elem_type for declared in found.values()}

@@ -1,4 +1,4 @@
-"""Reading ONNX: one converter per operator and version, in a table; what is not in it is refused by name.
+"""Reading ONNX: a table of converters, one per operator and version; other operators are refused by name.
 
 A name of the file stands for a constant (a numpy array), a value, which is computed from the input, or a table of what
 depends on computed whole numbers. Reading goes in steps that know nothing of each other: the file is checked by the
@@ -82,13 +82,13 @@ def read_flat(
 
 @dataclass
 class Reading:
-    """A model, node by node, without any merging: ``build`` has the ops of each that computes something.
+    """Reading of a model node by node, without any merging; ``build`` has the ops so far.
 
     Attributes:
         observer: called with the reading, each node that has been read, and the number of the first op made for it.
-        tensors: what each name of the file stands for.
+        tensors: the meaning of each name of the file.
         input_shape, batched: the shape of one sample, and whether the file's input has a batch axis before it.
-        output: what the graph's output stands for.
+        output: the value of the graph's output.
         counted: names of computed tensors of whole numbers or truth values, and ``short`` those of few bits.
     """
 
@@ -134,14 +134,14 @@ class Reading:
         return {name: found for name, found in self.tensors.items() if isinstance(found, Value)}
 
     def cropped(self) -> Iterator[str]:
-        """Yield for each Pad with negative pads what was made of it: not all that run files know these."""
+        """Yield a sentence for each Pad with negative pads, which not every runtime knows."""
         for node in self.model.graph.node:
             named = self.tensors.get(node.input[1]) if len(node.input) > 1 else attributes_of(node).get("pads")
             if node.op_type == "Pad" and isinstance(named, np.ndarray | list) and np.min(named, initial=0) < 0:
                 yield f"negative pads of '{node.name or node.output[0]}' take elements off"
 
     def take(self, node: onnx.NodeProto, label: str) -> None:
-        """Read one node, which is called ``label``."""
+        """Read one node, named ``label`` in messages."""
         place = f"node '{label}' ({node.op_type})"
         known, self.build.name = len(self.build.ops), label
         try:
@@ -149,7 +149,8 @@ class Reading:
         except InputError as error:
             if error.place is not None:
                 raise
-            raise type(error)(error.message, place=place) from error
+            prefix = "not supported: " if isinstance(error, UnsupportedError) else ""
+            raise type(error)(prefix + error.message, place=place) from error
         except (ArithmeticError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(f"does not fit its inputs: {error}", place=place) from error
         self.build.off = 0.0
@@ -158,10 +159,10 @@ class Reading:
         results = [found] if isinstance(found, Value | np.ndarray | Derived | whole.ValueTable) else found
         sizes = [op.size for op in self.build.ops[known:]]
         if 0 in sizes or any(isinstance(result, Value) and not result.size for result in results):
-            raise UnsupportedError("a tensor without elements", place=place)
+            raise UnsupportedError("not supported: a tensor without elements", place=place)
         self._size += sum(sizes)
         if self._size > MAX_VALUES:
-            raise UnsupportedError(f"more than {MAX_VALUES} values in all nodes together", place=place)
+            raise UnsupportedError(f"more than {MAX_VALUES:,} values in all nodes together", place=place)
         for name, result in zip(node.output, results, strict=False):
             if name in self.tensors:
                 raise InputError(f"its output '{name}' is the name of another tensor", place=place)
@@ -173,7 +174,7 @@ class Reading:
     def _converted(self, node: onnx.NodeProto) -> Named | Sequence[Named | None]:
         domain, operator = operator_of(node)
         if domain not in ("", LEARNED) and (operator, 1) not in CONVERTERS:
-            raise UnsupportedError(f"operators of the domain '{node.domain}' are not supported")
+            raise UnsupportedError(f"an operator of the domain '{node.domain}'")
         if not node.output:
             raise InputError("it has no output")
         if missing := [name for name in node.input if name and name not in self.tensors]:
@@ -191,7 +192,7 @@ class Reading:
             )
         if node.op_type == "CastLike" and len(found) == 2:
             if not (kind := self.types.get(node.output[0])):
-                raise UnsupportedError("of an unknown type")
+                raise UnsupportedError("a cast to an unknown type")
             node, found = onnx.helper.make_node("Cast", node.input[:1], node.output, to=kind), found[:1]
         given = list(found)
         for place in whole.INDEXED.get(node.op_type, ())[: max(0, len(found) - 1)]:
@@ -204,7 +205,7 @@ class Reading:
         return NodeCall(self.build, node.op_type, version, inputs, attributes_of(node), node, self.opset)
 
     def _made(self, node: onnx.NodeProto, found: Sequence[Any]) -> Named | Sequence[Named | None]:
-        """Return what a node makes of its inputs, none of them a table."""
+        """Return the results of a node whose inputs are not tables."""
         constants = [value for value in found if not isinstance(value, Value)]
         if found and len(constants) == len(found):
             return list(folded(node, constants, self.opset))
@@ -219,7 +220,7 @@ class Reading:
         for position, value in enumerate(given):
             if isinstance(value, Derived):
                 if position not in _WEIGHTS.get(node.op_type, ()):
-                    raise UnsupportedError(f"its input {position} is a constant that no float64 number is")
+                    raise UnsupportedError(f"its input {position} is a constant that float64 cannot hold exactly")
                 numbers, error = rounded(value)
                 # A node multiplies at most two of its constants with each other, and divides by one.
                 self.build.off = max(self.build.off, 4 * error)
@@ -254,7 +255,7 @@ class Reading:
         return np.full(found.shape, chosen.setdefault(self.build.in_place(found), 0))
 
     def _table(self, node: onnx.NodeProto, place: int, inputs: Sequence[Any]) -> Any:
-        """Return what an input that says where can be, if it is computed, or else the input."""
+        """Return the table of an index input that is computed, or else the input."""
         ops: dict[int, int] = {}
         offset = self._places(node.input[place], ops) if isinstance(inputs[place], Value) else None
         if offset is None:
@@ -263,7 +264,7 @@ class Reading:
         return whole.ValueTable.of_input(self._call(node, ()), inputs, offset, parts)
 
     def _chosen(self, node: onnx.NodeProto, given: Sequence[Any]) -> Any:
-        """Return what a node makes of what depends on computed whole numbers."""
+        """Return the results of a node with inputs that depend on computed whole numbers."""
         call = self._call(node, ())
         if not any(isinstance(value, Value) for value in given):
             return whole.computed(given, lambda case: cast(Sequence[Any], self._made(node, case)))

@@ -60,7 +60,6 @@ converts("MatMul", 1, 9, 13)(lambda call: _product(call, call.inputs[0], call.in
 
 
 def _swapped(call: NodeCall, x: Any) -> Any:
-    """Return a tensor with its last two axes swapped."""
     if not isinstance(x, Value):
         return np.swapaxes(x, -1, -2)
     axes = list(range(len(x.shape)))
@@ -135,7 +134,7 @@ def _cumulative_sum(call: NodeCall) -> Value:
     x = call.value()
     rows = RowMatrix(call.build, x, [axis_of(int(call.constant(1).reshape(())), len(x.shape))])
     if rows.length > MOST_TERMS**0.5:
-        raise InputError(f"sums up {rows.length} values")
+        raise InputError(f"a sum of {rows.length} values")
     weight = torch.ones(rows.length, rows.length).tril(-1 if call.get("exclusive", 0) else 0)
     return rows.back(call.build.dense(rows.values, weight.T if call.get("reverse", 0) else weight))
 
@@ -202,7 +201,7 @@ def _reduced(call: NodeCall, join: Join, before: str, after: str) -> Value:
     every = () if call.get("noop_with_empty_axes", 0) else range(rank)
     axes = sorted({axis_of(int(axis), rank) for axis in given or every})
     if not axes and rank and {before, after} & {"Exp", "Log", "Square"}:
-        raise UnsupportedError("along no axes")
+        raise UnsupportedError("a reduction along no axes")
     x = _applied(build, x, before)
     if axes:
         shape = [1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes]
@@ -272,7 +271,7 @@ def _softmax(call: NodeCall, logarithm: bool) -> Value:
         # 0 where −inf was added, else 1.
         there = torch.from_numpy(1.0 - rows.along(gone).astype(np.float32))
         if logarithm:
-            raise UnsupportedError("the logarithm of what −inf was added to")
+            raise UnsupportedError("the logarithm of a softmax of masked (−inf) numbers")
         if not bool(there.any(1).all()):
             raise UnsupportedError("a softmax of nothing but −inf")
     if rows.length == 2 and there is None:
@@ -317,7 +316,7 @@ def _normalised(call: NodeCall, x: Value, axes: Sequence[int], centred: bool = T
     if centred:
         # One matrix, so that intervals know what x and its mean have in common.
         if rows.length > MAX_ROW:
-            raise UnsupportedError(f"{rows.length} numbers are normalised together, where {MAX_ROW} are the most")
+            raise UnsupportedError(f"{rows.length} numbers are normalised together, more than {MAX_ROW}")
         own, error_of_own = quotient(rows.length - 1.0, torch.tensor(float(rows.length), dtype=torch.float64))
         weight = torch.full((rows.length, rows.length), -float(number), dtype=torch.float64).fill_diagonal_(float(own))
         values = build.dense(rows.values, weight, None, max(error, error_of_own))

@@ -1,4 +1,4 @@
-"""Whole numbers: which computed tensors hold them, what they may say of places, and quantised operators.
+"""Whole numbers: the computed tensors that hold them, their use as indices, and quantised operators.
 
 A tensor of the file is known to hold whole numbers by the operator that makes it, since a division of such numbers, or
 a sum of those of few bits, means something else than that of real ones.
@@ -71,7 +71,7 @@ _CHOICES = 1 << 16
 
 
 def note_whole(node: onnx.NodeProto, inputs: Sequence[Result | None], whole: set[str], short: set[str]) -> None:
-    """Note if a node's result is of whole numbers or truth values.
+    """Record whether a node's result consists of whole numbers or truth values.
 
     To ``whole``, the names of computed tensors of such numbers, the node's are added, and to ``short`` those of few
     bits, whose sums wrap around.
@@ -83,7 +83,7 @@ def note_whole(node: onnx.NodeProto, inputs: Sequence[Result | None], whole: set
     operator = node.op_type
     kinds = [isinstance(value, Value) and name in whole for name, value in zip(node.input, inputs, strict=True)]
     if any(kinds) and operator not in _COUNTS and not operator.startswith("QLinear"):
-        raise UnsupportedError("of computed whole numbers is not supported")
+        raise UnsupportedError("this operator on computed whole numbers")
     match operator:
         case "Cast":
             is_whole = not any(attribute.name == "to" and attribute.i in FLOATS for attribute in node.attribute)
@@ -100,7 +100,7 @@ def note_whole(node: onnx.NodeProto, inputs: Sequence[Result | None], whole: set
     whole.update(node.output)
     few = not short.isdisjoint(node.input)
     if few and operator in _WRAPS:
-        raise UnsupportedError("of computed whole numbers of few bits, which wrap around")
+        raise UnsupportedError("this operator on computed whole numbers of few bits, which wrap around")
     if operator not in _DECIDES | _INTEGER | {"Cast"} and (few or operator[0] == "Q"):
         short.update(node.output)
 
@@ -139,7 +139,7 @@ def _extreme_place(call: NodeCall, sign: int) -> Result:
     if count == 1:
         return np.zeros(kept, np.int64)
     if count > MOST_CANDIDATES:
-        raise UnsupportedError(f"over {count} numbers, more than {MOST_CANDIDATES}")
+        raise UnsupportedError(f"a maximum over {count} numbers, more than {MOST_CANDIDATES}")
     pairs = np.array(list(itertools.combinations(range(count), 2)))
     # The first of each pair, which a draw makes the loser, and the other one.
     weak, strong = pairs[:, ::-1].T if not last else pairs.T
@@ -185,9 +185,9 @@ class ValueTable:
     """A tensor that depends on a few computed whole numbers alone.
 
     Attributes:
-        keys: the ops of these numbers, each with the least and the largest number that the table tells apart: beyond
-            these it is what it is there.
-        arrays: what the tensor can be.
+        keys: the ops of these numbers, each with the least and the largest number that the table distinguishes: beyond
+            these the table is constant.
+        arrays: the possible values of the tensor.
         which: of all choices of the numbers the array, by its place; an axis for each number.
     """
 
@@ -197,13 +197,13 @@ class ValueTable:
 
     @staticmethod
     def of_input(call: NodeCall, inputs: Sequence[Any], offset: np.ndarray, parts: dict[int, np.ndarray]) -> ValueTable:
-        """Return numbers that say where in the first of a node's inputs.
+        """Return index numbers into the first of a node's inputs.
 
         They are an ``offset``, to which each op of one element adds its number at some places: ``parts`` are 1 there.
         """
         shapes = [a.shape for a in getattr(inputs[0], "arrays", [inputs[0]])]
         if any(len(shape) != len(shapes[0]) for shape in shapes):
-            raise UnsupportedError("of a rank that depends on computed numbers")
+            raise UnsupportedError("an index whose rank depends on computed numbers")
         sizes = np.array(shapes).max(0)
         if call.op == "Gather":
             sizes = sizes[call.get("axis", 0)]
@@ -235,10 +235,10 @@ class ValueTable:
 
 
 def _domain(keys: dict[int, tuple[int, int]]) -> tuple[int, ...]:
-    """Return how many numbers each of some keys can be."""
+    """Return the number of possible values of each key."""
     domain = tuple(high - low + 1 for low, high in keys.values())
     if math.prod(domain) > _CHOICES:
-        raise UnsupportedError(f"depends on computed whole numbers, in more than {_CHOICES} ways")
+        raise UnsupportedError(f"a result that depends on whole numbers in more than {_CHOICES:,} ways")
     return domain
 
 
@@ -267,7 +267,7 @@ def computed(
     for mine in zip(*[list(compute(case)) for case in cases], strict=True):
         arrays = [array for array in mine if isinstance(array, np.ndarray)]
         if len(arrays) < len(mine):
-            raise UnsupportedError("computes numbers that no float64 number is, from computed whole numbers")
+            raise UnsupportedError("numbers computed from whole numbers that float64 cannot hold")
         contents = [(str(array.dtype), array.shape, array.tobytes()) for array in arrays]
         different = dict(zip(contents, arrays, strict=True))
         numbers = {content: number for number, content in enumerate(different)}
@@ -328,7 +328,7 @@ def _nonzero(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def choice_sum(call: NodeCall, inputs: Sequence[Any], convert: Callable[[list[Any]], Result]) -> Value:
-    """Return the sum, over what some inputs can be, of what a node makes of these times whether they are that."""
+    """Return the sum, over the possible values of inputs, of the node's result times their indicator."""
     keys, cases, which = _choices(inputs)
     hit = selected(call, ValueTable(keys, list(np.eye(len(cases), dtype=np.float32)), which))
     parts = []

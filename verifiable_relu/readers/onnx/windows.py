@@ -187,7 +187,7 @@ def _conv_transpose(call: NodeCall) -> Value:
     grid = tuple(n - b - e for n, b, e in zip(lengths, begins, ends, strict=True))
     outputs = tuple(n - span + 1 for n, span in zip(grid, reach, strict=True))
     if min(outputs) < 1:
-        raise InputError(f"a result of shape {outputs}")
+        raise InputError(f"its result would have the shape {outputs}")
     require_few(x.shape[1] * max(math.prod(lengths), math.prod(grid)))
     spread = np.full((1, x.shape[1], *lengths), -1)
     spread[:, :, *(slice(r - 1, n - r + 1, s) for r, n, s in zip(reach, lengths, strides, strict=True))] = places(x)
@@ -230,7 +230,7 @@ def _pooled(call: NodeCall) -> tuple[Value, Windows, np.ndarray]:
     """Return the input of a pooling, (1, channels, …), the windows, and the first place of each of its images."""
     x = call.value()
     if len(x.shape) < 3:
-        raise InputError(f"pools an input of shape {x.shape}")
+        raise InputError(f"an input of shape {x.shape} cannot be pooled")
     sizes = x.shape[2:]
     starts = np.arange(math.prod(x.shape[:2]))[:, None, None] * math.prod(sizes)
     return x, _windows(call, sizes, sizes if call.op.startswith("Global") else call.get("kernel_shape", ())), starts
@@ -336,10 +336,10 @@ def _resize(call: NodeCall) -> Value:
     factors = _factors(call, x.shape, old)
     shape = tuple(math.floor(factor * size) for size, factor in zip(x.shape, factors, strict=True))
     if min(shape) < 1:
-        raise InputError(f"resizes to {list(shape)}")
+        raise InputError(f"its result would have the shape {list(shape)}")
     if place is PLACES[b"align_corners"] and any(f * n != m for f, n, m in zip(factors, x.shape, shape, strict=True)):
         # The standard's own test cases and onnxruntime take different lengths for the result's.
-        raise UnsupportedError("aligns corners of a result of no whole length")
+        raise UnsupportedError("aligned corners of a result whose length is not whole")
 
     def line(before: int, after: int, scale: Fraction) -> list[Terms]:
         """Return the inputs and weights of each output along one axis."""
@@ -380,7 +380,7 @@ def _factors(call: NodeCall, shape: Shape, old: bool) -> list[Fraction]:
     else:
         scales, sizes = (None if given is None or not given.size else given for given in map(call.optional, (2, 3)))
     if (scales is None) == (sizes is None) or len(set(axes)) < len(axes):
-        raise InputError("names neither scales nor sizes, or both, or an axis twice")
+        raise InputError("it must name either scales or sizes, and each axis once")
     given = np.reshape(scales if sizes is None else sizes, -1).tolist()
     if len(given) != len(axes):
         raise InputError(f"{len(given)} factors or sizes for {len(axes)} axes")

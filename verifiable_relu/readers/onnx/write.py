@@ -20,7 +20,7 @@ from torch import Tensor
 
 from verifiable_relu.errors import InputError, UnsupportedError
 from verifiable_relu.files import write_whole
-from verifiable_relu.ir.functions import Hardened, Kinked, Smooth, StepFunction
+from verifiable_relu.ir.functions import Hardened, PiecewiseLinear, Smooth, StepFunction
 from verifiable_relu.ir.linear import Convolution, Dense, Diagonal, Gather, Sparse
 from verifiable_relu.ir.network import Affine, Elementwise, Maximum, Network, Op, Product, Shape, Sum
 
@@ -157,7 +157,7 @@ class _Writer:
         single = exact.to(torch.float32)
         kept = bool(single.isfinite().all()) if self.rounded else torch.equal(single.to(exact.dtype), exact)
         if not kept:
-            raise UnsupportedError("its parameters are no float32 numbers and cannot be written", place=op.place)
+            raise UnsupportedError("its parameters do not fit float32 and cannot be written", place=op.place)
         self.constants.append(numpy_helper.from_array(single.contiguous().numpy(), name))
         return name
 
@@ -235,8 +235,8 @@ class _Writer:
     def function(self, op: Elementwise, x: _Written, name: str) -> _Written:
         of = op.function
         if isinstance(of, Hardened):
-            raise UnsupportedError("a set of networks cannot be written as one ONNX file", place=op.place)
-        if isinstance(of, Kinked):
+            raise UnsupportedError("a family of networks cannot be written as one ONNX file", place=op.place)
+        if isinstance(of, PiecewiseLinear):
             if not bool(of.slope_below.any()):
                 return self.node("Relu", [x], name)
             slope = self.elements(op, f"{name}.slope", of.slope_below.expand(op.size), x.shape)

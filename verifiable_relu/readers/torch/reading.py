@@ -1,6 +1,6 @@
 """A network from a torch module: traced in evaluation mode, translated, and compared with the module.
 
-A table has one row for each ATen operator that is understood. The batch is axis 0 of every computed tensor, alone or
+A table has one row for each supported ATen operator. The batch is axis 0 of every computed tensor, alone or
 merged with the axis after it, as torch does for a product with a matrix; what would mix, move or count samples is
 refused. A value has the shape of one sample. Ops hold the module's own tensors, or what autograd derives from them, so
 that a network is differentiable with respect to the module's parameters.
@@ -38,7 +38,7 @@ from verifiable_relu.readers.derived import deviations, share
 from verifiable_relu.readers.simplify import biased, finished, simplified
 from verifiable_relu.readers.torch.trace import Trace, TracedCall, exchanged, tensors, trace
 from verifiable_relu.rounding import unit_roundoff
-from verifiable_relu.settings import as_given, neutral
+from verifiable_relu.settings import default_settings, user_settings
 
 
 def from_torch(
@@ -61,7 +61,7 @@ def from_torch(
         name: what to call the network.
         compared: whether the numbers that each operator computes of four samples, and the module's outputs for these
             and for another one alone, must be the network's to within rounding. False only for whoever reads one module
-            again and again, as losses do at each training step; the exporter is then not asked.
+            repeatedly, as losses do at each training step; the exporter is not used then.
         exact: for verification: 1/c and γ/√(σ² + ε) are rounded to float64 alone, and what they are off by is known
             (``Affine.weight_error``); else they are numbers of the parameters' precision, as in a file. A module that
             computes weights or constants, and rounds them, is refused, unless by a parametrisation
@@ -69,7 +69,7 @@ def from_torch(
         argument: the name of the module's argument that takes the tensor; None stands for the first one.
 
     Raises:
-        UnsupportedError: if the module does what no network does, or its numbers are not the network's; names the
+        UnsupportedError: if the module is not a fixed network of known operators, or its numbers differ; names the
             module or operator.
         InputError: if the module fails for inputs of that shape, or a parameter is not finite.
     """
@@ -93,7 +93,7 @@ def runner(module: nn.Module, argument: str | None = None) -> Callable[[Tensor],
 
 
 class _Called(nn.Module):
-    """A module as what takes one tensor and returns one."""
+    """Wrapper of a module that takes one tensor and returns one."""
 
     def __init__(self, module: nn.Module, argument: str | None) -> None:
         super().__init__()
@@ -178,8 +178,8 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
     flags = [(m, m.training) for m in module.modules() if hasattr(m, "training")]
     buffers = [(m, name, b, b.clone()) for m, _ in flags for name, b in m._buffers.items() if b is not None]
     fused, cudnn = torch._C._get_mkldnn_enabled(), torch.backends.cudnn.flags(enabled=False)
-    # ``neutral`` sees to the precision of products: to put back the user's here would undo what a block around has set.
-    with neutral(), as_given(), torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH), cudnn:
+    # ``default_settings`` sets the precision of products: restoring the user's here would undo what a block around set.
+    with default_settings(), user_settings(), torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH), cudnn:
         try:
             torch._C._set_mkldnn_enabled(False)
             if any(training for _, training in flags):
@@ -201,11 +201,11 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 
 class NotTranslated(UnsupportedError):
-    """The table of operators has nothing for what a module does, and nothing forbids to read it."""
+    """Refusal of an operator that is not in the table, after which the exporter is tried."""
 
 
 class ModuleTranslator:
-    """The translation of one trace.
+    """Translator of one trace into a network.
 
     Attributes:
         exact: whether factors are rounded to float64 alone, and what they are off by is known.
@@ -300,7 +300,6 @@ Where a constant stands for a computed value, the ``OpBuilder`` raises an Attrib
 
 
 def _linear(t: ModuleTranslator, step: TracedCall, x: Any, a: Any, bias: Any = None) -> Value:
-    """Return x·a.mat2 + bias."""
     if isinstance(a.mat2, Value) or a.mat2.ndim != 2 or {getattr(a, name, 1) for name in ("alpha", "beta")} != {1}:
         raise UnsupportedError("a product with another operand than a constant matrix, or scaled by a number")
     return t.build.dense(x, a.mat2.T, None if bias is None else t.constant(step, bias))
@@ -455,7 +454,7 @@ def exported(trace: Trace, name: str) -> Network:
 
 
 class _Steps(nn.Module):
-    """The steps of a trace as a module."""
+    """Module that replays the steps of a trace."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """The ATen operators that one call of a torch module applies, as a list without changes in place.
 
-torch's functionalisation, which its compilers rely on, puts an operator that makes a new tensor in the place of each
-that changes one, so that all who share memory read what was written. A dispatch mode lists what is then executed on
-real numbers. Hooks, parametrisations, functions of autograd and Python's control flow do what they always
-do; what would let computed numbers decide what is computed is refused.
+torch's functionalisation, which its compilers rely on, replaces each operator that changes a tensor by one that makes a
+new tensor, so that all views of shared memory see the change. A dispatch mode then lists the operators that run on
+real numbers. Hooks, parametrisations, functions of autograd and Python's control flow work as always; control flow that
+depends on computed numbers is refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _is_file = cache(os.path.isfile)
 
 @dataclass(frozen=True)
 class TracedCall:
-    """One operator that was applied.
+    """Call of one operator during a trace.
 
     Attributes:
         function, op: the operator, and its name in ATen.
@@ -72,7 +72,6 @@ class TracedCall:
 
     @cached_property
     def given(self) -> list[Tensor]:
-        """The tensors among its arguments."""
         return tensors(self.arguments)
 
     @property
@@ -82,7 +81,7 @@ class TracedCall:
 
     @property
     def deciding(self) -> list[Tensor]:
-        """The tensors whose numbers it hands to Python, as themselves or as the shape of its result."""
+        """The tensors whose numbers reach Python, as such or as the shape of its result."""
         tags = set(self.function.tags)
         if self.op == "index" and torch.Tag.dynamic_output_shape in tags:
             return [t for t in self.given if t.dtype == torch.bool]
@@ -136,7 +135,7 @@ class Trace(TorchDispatchMode):
         constants: the steps that do not depend on x. They stay alive, so that nothing else gets a tensor's identity.
         makers, derived: by the identity of a tensor, the one of these that made it, and the same with derivatives.
         unsteady: the memory of constants that were drawn at random, or written to.
-        refusal: why no network is read, once that is known.
+        refusal: the error with which reading ends, once it is known.
     """
 
     def __init__(self, module: nn.Module, x: Tensor, exact: bool) -> None:
@@ -163,10 +162,10 @@ class Trace(TorchDispatchMode):
         return made
 
     def follow(self, step: TracedCall) -> None:
-        """List a step, and take note of what its results depend on."""
+        """Add a step, and record what its results depend on."""
         given, found, mutable = step.given, tensors(step.made), step.function._schema.is_mutable
         if any(id(t) in self.computed or self.is_unsteady(t) for t in step.deciding):
-            self.refuse(step.place, "what is computed depends on computed numbers; a network is a fixed list of layers")
+            self.refuse(step.place, "the layers that run depend on computed numbers: a network has fixed layers")
         if step.op not in _SHAPES and any(id(t) in self.computed for t in given):
             if mutable:
                 self.refuse(step.place, "writes to a tensor in a way that cannot be followed")
@@ -190,7 +189,7 @@ class Trace(TorchDispatchMode):
         return torch.Tag.nondeterministic_seeded in step.function.tags or any(map(self.is_unsteady, step.given))
 
     def refuse(self, place: str, reason: str) -> NoReturn:
-        """Stop. The refusal is kept, too: the module may catch what is raised."""
+        """Raise an UnsupportedError, and keep it: the module may catch the exception."""
         error = UnsupportedError(reason, place=place)
         self.refusal = self.refusal or error
         raise error
@@ -212,7 +211,7 @@ class Trace(TorchDispatchMode):
         """Keep the steps that the output depends on.
 
         Raises:
-            UnsupportedError: if one takes what is no fixed number, or rounds to a narrower type.
+            UnsupportedError: if one uses random or changing numbers, or rounds to a narrower type.
         """
         needed, kept = {id(output)}, list[TracedCall]()
         for step in reversed(self.steps):
@@ -248,7 +247,6 @@ class Trace(TorchDispatchMode):
 
 @cache
 def _schema(function: Any) -> tuple[list[str], dict[str, Any]]:
-    """Return the names of an operator's arguments, and their defaults."""
     arguments = function._schema.arguments
     return [a.name for a in arguments], {a.name: a.default_value for a in arguments if a.has_default_value()}
 
@@ -268,7 +266,7 @@ def _computed_weights(module: nn.Module) -> Iterator[Tensor]:
 
 
 class _Functions(TorchFunctionMode):
-    """Refuses to hand out a computed tensor's memory, and takes functions apart that torch takes apart otherwise."""
+    """Function mode that refuses access to a computed tensor's memory, and decomposes functions as torch does."""
 
     def __init__(self, into: Trace) -> None:
         super().__init__()
@@ -286,7 +284,7 @@ class _Functions(TorchFunctionMode):
                 return F.batch_norm(args[0], training=False, **kwargs)
             return F.group_norm(args[0], args[0].shape[1], kwargs["weight"], kwargs["bias"], kwargs["eps"])
         if func in _MEMORY and any(map(torch._is_functional_tensor, tensors(args))):
-            self.trace.refuse(self.trace.where(func.__name__)[1], "the memory of a computed tensor cannot be had")
+            self.trace.refuse(self.trace.where(func.__name__)[1], "it reads the memory of a computed tensor")
         return func(*args, **(kwargs or {}))
 
 
@@ -299,7 +297,7 @@ def trace(module: nn.Module, x: Tensor, exact: bool = False) -> Trace:
             parametrisations and old hooks, and λ of gates, are not.
 
     Raises:
-        UnsupportedError: if the module does what no fixed network does.
+        UnsupportedError: if the module is not a fixed network.
         InputError: if the module fails on x by itself.
     """
     made = Trace(module, x, exact)

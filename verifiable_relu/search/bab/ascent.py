@@ -1,4 +1,4 @@
-"""The search for multipliers that prove nodes: dual ascent over a batch of nodes of a tree, rounding not accounted for.
+"""Dual ascent over a batch of tree nodes: the search for multipliers that prove them. Rounding is left to ``proof``.
 
 The multipliers w of ``proof`` are not free here: for all but a few neurons the best one is known in closed form once
 the coefficient c_j of the neuron's remainder q̃_j is, and that depends on the multipliers of later neurons alone. Going
@@ -6,7 +6,7 @@ from the last block to the first,
 
     w_j = c_j·rate_j + γ_j,
 
-with the rate of a line of q̃_j on the neuron's segment (``segments``): of the line above where c_j < 0, below where not.
+with the rate of a line of q̃_j on the neuron's segment (``Segments``): of the line above where c_j < 0, below where not.
 Then c_j·offset_j is left of c_j·q̃_j − w_j·z_j, and −γ_j·z_j: a positive γ_j is the multiplier of z_j ≤ the segment's
 upper end, the size of a negative one that of z_j ≥ its lower end. On a phase of a ReLU both lines are its graph, and a
 γ_j of one sign costs nothing: it is the β of Wang et al. (arXiv 2103.06624). On the side of an open neuron's kink γ_j
@@ -14,7 +14,8 @@ also chooses the line through the kink, at no cost between the slopes of both ph
 
 An open neuron has lines only if it is among a few chosen for the whole tree, so that a node's bound does not depend on
 the batch it is in; of the others 0 ≤ q̃_j ≤ 1 is used. The ascent is by Polyak's steps towards a bound just above zero,
-scaled by the neurons' widths, with momentum (B. T. Polyak, USSR Comput. Math. Math. Phys. 9 (1969), 14-29).
+scaled by the neurons' widths, with momentum (B. T. Polyak, USSR Comput. Math. Math. Phys. 9 (1969), 14-29). A neuron's
+blame is the line's largest distance from q̃_j, times |c_j|.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ class DualAscent:
 
     Args:
         relaxation: that of the tree.
-        adaptive: (m,) bool, the neurons that have lines of their own while they are open.
+        adaptive: (m,) bool, the open neurons whose linear bounds each node optimises.
         dtype: of the search.
 
     Attributes:
-        closed: (objectives,) a node needs no better bound where its own is above this.
+        closed: (objectives,) a node with a bound above this needs no better one.
         aim: (objectives,) the bound that steps are made towards, above ``closed``.
     """
 
@@ -73,7 +74,7 @@ class DualAscent:
         self._last: _Layout | None = None
 
     def _centred(self, forms: AffineForms) -> AffineForms:
-        """Return forms of e and p ∈ [−1, 1]ᵐ, where q̃ = (1 + p)/2: the least value is one norm."""
+        """Return forms of e and p ∈ [−1, 1]ᵐ with q̃ = (1 + p)/2: their least value is constant − ‖·‖₁."""
         n = self.relaxation.system.inputs
         constant = (forms.constant + forms.matrix[:, n:].sum(1) / 2).to(self.dtype)
         matrix = forms.matrix.to(self.dtype, copy=True)
@@ -88,7 +89,7 @@ class DualAscent:
         return kept.rows.matrix.index_select(0, columns), kept.rows.constant[columns]
 
     def layout(self, nodes: Nodes) -> _Layout:
-        """Return the columns that some nodes use, or all on an accelerator, where to see which would wait for it."""
+        """Return the columns that some node uses; all of them on an accelerator, to avoid waiting for it."""
         every, is_cpu = self.relaxation.columns, nodes.mu.device.type == "cpu"
         if is_cpu:
             columns = ((nodes.segment != 0).any(0) | self.adaptive[every]).nonzero().squeeze(1)
@@ -103,7 +104,7 @@ class DualAscent:
         return self._last
 
     def run(self, nodes: Nodes, steps: int, factor: float = _FACTOR) -> Bounded:
-        """Take some steps, ``factor`` of Polyak's, from the nodes' multipliers, and return the best bounds found."""
+        """Take steps, ``factor`` times Polyak's, from the nodes' multipliers, and return the best bounds found."""
         view = _View(self, nodes)
         closed, aim = self.closed[nodes.objective], self.aim[nodes.objective]
         best = point = view.bound(view.given)
@@ -140,7 +141,7 @@ class _Point:
     high: Tensor
 
     def better(self, other: _Point) -> _Point:
-        """Return the better of both for each node; c, w, v and the multipliers are all that is asked of it."""
+        """Return the better of both for each node; only its c, w, v and multipliers are read afterwards."""
         wins = (other.bound > self.bound)[:, None]
         at, c, w, v = (
             torch.where(wins, new, old) if old.shape[1] else old
@@ -150,7 +151,7 @@ class _Point:
 
 
 class _View:
-    """The rows of the relaxation that a batch multiplies, and the lines that each node has of their neurons.
+    """Rows of the relaxation, and each node's linear bounds of neurons, for one batch of nodes.
 
     Attributes:
         given: the nodes' multipliers.
@@ -333,7 +334,6 @@ class _ViewCuts:
         self._is_exchanged = torch.zeros_like(self._always)
 
     def _part(self, part: slice) -> slice:
-        """Return those among a part of the view's neurons."""
         ends = torch.tensor([part.start, part.stop], device=self.which.device)
         return slice(*torch.searchsorted(self.which, ends).tolist())
 

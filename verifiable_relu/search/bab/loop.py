@@ -1,17 +1,16 @@
-"""The loop of branch and bound over splits of neurons, whatever the question, and the nodes that it works on.
+"""The loop of branch and bound over neuron splits, for any question, and the nodes that it works on.
 
-Nodes are one record of tensors, on the device of the search. A batch of them has a column for each neuron that was ever
-split in the tree, or has lines of its own (``TreeRelaxation.columns``): few of all neurons.
+A *segment* is the part of a neuron's interval that splits have left (``relaxation.Segments``); a node has one of each
+neuron. Its tensors have a column for each neuron that was ever split in the tree, or whose linear bounds are optimised.
 
 A node is bounded, closed if that proves enough, and otherwise kept until it is split; then its children are bounded.
-A ``Strategy`` says how a node is bounded and proved, and what is tried where a bound leaves it open: trees that exclude
-polytopes (``tree``), and trees that tighten intervals of neurons (``refine``).
+It is split on the neuron with the most *blame*: the most by which a neuron's linear bounds loosen the node's bound. Or
+the children by several of them are bounded, and ``gain`` decides. A ``Strategy`` says how nodes are bounded and proved,
+in trees that exclude polytopes (``tree``) and in those that tighten intervals (``query.refine_intervals``).
 
 **Events** tell an observer what a search proves, at the moment it is proven. An event holds tensors of a batch: all
-that another proof of the same inequality needs. For any multipliers w_j of the pre-activations z_j of unstable neurons,
-and any μ ≥ 0 of rows that are at most zero, the row bounded is at least the least value of objective + Σ μ_i·row_i + Σ
-w_j·(z_j(e, q̃) − z_j) on a node (``proof``). Multipliers are hints: whoever writes them may round them. Trees are told
-apart by their relaxations, which have the system, slopes, rows, and the points at which segments were cut.
+that another proof of the same inequality (``proof``) needs. Multipliers are hints: whoever writes them may round them.
+Trees are told apart by their relaxations, which have the system, slopes, rows, and the points where segments were cut.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _OTHER_CHILD = 0.1  # The weight of the gain of the worse child where choices to
 
 @dataclass(frozen=True, eq=False)
 class TreeBegun:
-    """A tree is to exclude a polytope; of several trees of one polytope, one that is proven suffices."""
+    """A tree that is to exclude a polytope has begun; if several trees are, one proven tree suffices."""
 
     relaxation: TreeRelaxation  # Of the tree
     polytope: int  # Its number, as ``PropertyRows`` counts polytopes
@@ -43,7 +42,7 @@ class TreeBegun:
 
 @dataclass(frozen=True, eq=False)
 class TreeEnded:
-    """A tree has ended, or was given up; if it ``is_proved``, the nodes that were closed exclude its polytope."""
+    """A tree has ended or was given up; if it ``is_proved``, its closed nodes exclude the polytope."""
 
     relaxation: TreeRelaxation
     is_proved: bool
@@ -51,7 +50,7 @@ class TreeEnded:
 
 @dataclass(frozen=True, eq=False)
 class NodesClosed:
-    """Nodes of a tree that are proven."""
+    """Nodes of a tree have been proven, with these multipliers."""
 
     relaxation: TreeRelaxation  # Of the tree
     objective: Tensor  # (nodes,) the row that is bounded
@@ -65,7 +64,7 @@ class NodesClosed:
 
 @dataclass(frozen=True, eq=False)
 class IntervalsTightened:
-    """Intervals of pre-activations that trees have proven: the leaves were told of before."""
+    """Trees have proven tighter intervals of pre-activations; their leaves were reported before."""
 
     op: int  # The elementwise op that the pre-activations feed
     numbers: Tensor  # (count,) its elements
@@ -82,7 +81,7 @@ Observer = Callable[[Event], None]
 
 @dataclass(frozen=True, eq=False)
 class Nodes(TensorRecord):
-    """Nodes, a row each."""
+    """A batch of nodes; each tensor has a row per node."""
 
     segment: Tensor  # (nodes, k) int8, the segment of each neuron among the first k columns; 0 if it is open
     multipliers: Tensor  # (nodes, k) γ of the neurons, as the ascent has them
@@ -115,9 +114,9 @@ class Nodes(TensorRecord):
         return replace(self, segment=segment, multipliers=multipliers)
 
     def split_on(self, neuron: Tensor, relaxation: TreeRelaxation) -> Nodes:
-        """Return twice as many nodes: each one's upper half by a neuron (nodes,), then all lower halves.
+        """Return the children of nodes split on a neuron each (nodes,): all upper halves, then all lower halves.
 
-        A segment that is not cut any more is the same in both halves.
+        A segment that is not cut any further is the same in both halves.
         """
         place = relaxation.places(neuron)[:, None]
         wide = self.widened(len(relaxation.columns))
@@ -155,7 +154,7 @@ class Bounded:
 
 
 class TreeState(Enum):
-    """TreeState of the nodes of a loop; a tree in several parts has the last of the states of its parts."""
+    """State of a tree; one that is searched in several parts has the last of their states."""
 
     PROVED = auto()
     OPEN = auto()
@@ -166,7 +165,7 @@ class TreeState(Enum):
 
 @dataclass
 class TreeProgress:
-    """The state of some nodes, and of what these were split into."""
+    """Progress of a tree: its open nodes, and what is proven and spent so far."""
 
     open: Stack[Nodes]  # The nodes that are open
     # lower, leaves: (objectives,) proven lower bounds of the nodes of each that are closed, and how many these are
@@ -192,7 +191,7 @@ class Strategy:
     batch: int = 512  # Nodes that are split at once
     # How many neurons a node may be split on: where there are several, the children by each are bounded
     choices: int = 1
-    looked: float = math.inf  # From this number of bounded nodes on, nodes are split on the first choice without a look
+    look_until_nodes: float = math.inf  # After this number of bounded nodes, each is split on its first choice
     memory: float = math.inf  # Bytes of open nodes
 
 
@@ -234,13 +233,13 @@ class Loop:
         """Split open nodes, those that came last if none are given, and bound what they are split into.
 
         Args:
-            chosen: nodes that are none of the open ones any more.
+            chosen: nodes that have been taken out of the open ones.
         """
         chosen = self.now.open.pop(self.strategy.batch) if chosen is None else chosen
         neuron = chosen.choices[:, 0]
         # In a part of the nodes, those before it was dealt out count as well.
         bounded = self._before.nodes + (0 if self.now is self._before else self.now.nodes)
-        if self.strategy.choices > 1 and bounded < self.strategy.looked:
+        if self.strategy.choices > 1 and bounded < self.strategy.look_until_nodes:
             gains = []
             for choice in chosen.choices.T:
                 bound = self.strategy.bound(chosen.split_on(choice.clamp(min=0), self.relaxation), True).bound
@@ -250,7 +249,7 @@ class Loop:
         self.begin(chosen.split_on(neuron, self.relaxation))
 
     def close(self, found: Bounded) -> Tensor:
-        """Close the nodes with more than ``floor`` proven; returns which, (nodes,) bool."""
+        """Close the nodes whose proven bound exceeds ``floor``; returns which are closed, (nodes,) bool."""
         closed = ~(found.bound <= self.strategy.enough[found.nodes.objective])
         likely = closed.nonzero().squeeze(1)
         if len(likely):
@@ -301,7 +300,7 @@ class Loop:
 
 
 def gain(children: Tensor, parent: Tensor) -> Tensor:
-    """Return how good splits are, (nodes,), by bounds of both children (2, nodes) and of the parents (nodes,).
+    """Return scores of splits, (nodes,), from bounds of both children (2, nodes) and of the parents (nodes,).
 
     What counts is the part of the way to zero that the better child goes: a tree with one child closed at every node is
     a path, one whose children all gain a little has exponentially many nodes. The other child decides among equals.

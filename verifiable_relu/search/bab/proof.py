@@ -7,7 +7,7 @@ equals z_j,
     objective ≥ objective + Σ μ_i·row_i + Σ w_j·(z_j(e, q̃) − z_j) = constant + c·(e, q̃) − Σ w_j·z_j.
 
 The right side is least where every e_i = −sign(c_i). Of neuron j an expression of z_j alone is left, since q̃_j is a
-function of z_j, whose graph lies in a polygon on the segment that the node leaves (``segments``). So
+function of z_j, whose graph lies in a polygon on the node's segment (``relaxation.Segments``). So
 
     objective ≥ constant − Σ|c_i| + Σ_j min over the polygon's vertices of (c_j·q̃ − w_j·z),
 
@@ -15,7 +15,7 @@ and min(c_j, 0) for a neuron without a multiplier. Of a neuron with a hull cut q
 min(c_j, 0), and a difference of two forms of the neuron's value, times any v_j, is added, which at the network's values
 is v_j·width_j times the remainder that the neuron's slope leaves (``TreeRelaxation.base``).
 
-Nothing is asked of w and v: who found them, and how, does not matter. Where the bound is positive, the node holds no
+The bound holds for any w and v, however they were found. Where it is positive, the node holds no
 point of the unsafe set.
 """
 
@@ -66,6 +66,6 @@ def lower_bounds(relaxation: TreeRelaxation, found: Bounded) -> Tensor:
 
 
 def row_weights(relaxation: TreeRelaxation, found: Bounded) -> Tensor:
-    """Return the factors (nodes, rows) of the relaxation's rows: 1 of a node's objective, μ of the rows behind."""
+    """Return the factors (nodes, rows) of the relaxation's rows: 1 for a node's objective, μ for the rows behind."""
     objective = torch.nn.functional.one_hot(found.nodes.objective, relaxation.objectives).double()
     return torch.cat([objective, found.nodes.mu.double().clamp(min=0)], 1)

@@ -1,6 +1,6 @@
-"""One query as reduced system: its open polytopes, their relaxations, and tighter intervals of its neurons.
+"""A query as a reduced system: its open polytopes, their relaxations, and tighter intervals of its neurons.
 
-**Refinement.** In a deep network most of what a bound loses, it loses in the intervals of the pre-activations: these
+**Refinement.** In a deep network a bound is loose mostly because the intervals of the pre-activations are: these
 are bounded layer by layer, each over relaxations of all layers before it. Here each end of each interval is a small
 tree of its own, over the neurons before it. Some tens of leaves close a good part of the distance to the exact
 interval; neurons that become stable leave the system, and every later layer is bounded over the tighter ones.
@@ -41,7 +41,7 @@ _GAIN = 0.01  # An end of an interval is moved if that makes the interval narrow
 
 
 def tree_bytes(inputs: int, neurons: int) -> int:
-    """Return about the memory that a tree takes but for its open nodes."""
+    """Return an estimate of the bytes that a tree takes, without its open nodes."""
     return 16 * ((neurons if is_whole(inputs, neurons) else _ROWS) + 1) * (inputs + neurons + 1)
 
 
@@ -107,7 +107,7 @@ class ReducedQuery:
     ) -> ReducedQuery:
         """Return the query with some of the polytopes, and tighter intervals of the neurons.
 
-        Neurons to which the refinement does not come in the part ``_REFINING`` of the time left keep theirs.
+        Neurons that the refinement does not reach in the part ``_REFINING`` of the time left keep theirs.
 
         Raises:
             OutOfTime: if no time is left.
@@ -149,13 +149,13 @@ class Refinement:
     leaves: int = 8
     # The trees of a layer have at most this multiple of the leaves, as many as make its work equal to that of the later
     # layer that takes the most: every later layer gains from tighter intervals of an earlier one
-    earlier: int = 16
-    first: int = 20  # Steps of the ascent at the root of each tree
+    earlier_factor: int = 16
+    root_steps: int = 20  # Steps of the ascent at the root of each tree
     steps: int = 6  # Of the ascent at every other node
     batch: int = 256  # About how many nodes are split at once
 
     def work(self, system: ReducedSystem) -> float:
-        """Return about how many multiplications a refinement takes, the cost of calling them included."""
+        """Return an estimate of a refinement's multiplications, the overhead of calls included."""
         total = 0.0
         for block in system.blocks:
             if before := block.start:
@@ -173,7 +173,7 @@ class Refinement:
             block.op: (block.end - block.start) * block.start * (system.inputs + block.start) for block in system.blocks
         }
         most = max(work for layer, work in each.items() if layer >= op)
-        return round(self.leaves * min(self.earlier, most / max(1, each[op])))
+        return round(self.leaves * min(self.earlier_factor, most / max(1, each[op])))
 
 
 def refine_intervals(
@@ -238,7 +238,7 @@ class _Layer:
     observer: Observer | None  # Told of events
 
     def share(self, chosen: Tensor, budget: TimeBudget, pause: Callable[[], bool]) -> Tensor:
-        """Return better ends of chosen neurons; once no time is left, the rest is left out."""
+        """Return tighter ends for chosen neurons; those that are not reached in time are left out."""
         found, system = self.ends.clone(), self.system
 
         def stop() -> bool:
@@ -258,7 +258,7 @@ class _Layer:
 
 
 class _IntervalTrees:
-    """Two trees for each of some neurons of a layer (k,), of the pre-activation and of its negative: (2·k,) rows."""
+    """Two trees for each of k neurons of a layer: the first k rows bound pre-activations, the others negatives."""
 
     def __init__(self, layer: _Layer, chosen: Tensor) -> None:
         rows = layer.rows[chosen]
@@ -268,12 +268,12 @@ class _IntervalTrees:
         self._ascent = DualAscent(relaxation, torch.ones_like(relaxation.over), torch.float32)
         strategy = Strategy(self._bound, self._prove, self._ascent.closed, self._remain, -math.inf, options.batch)
         self.loop = Loop(relaxation, strategy, layer.observer)
-        self._steps = options.first
+        self._steps = options.root_steps
         self.loop.begin(Nodes.roots(relaxation))
         self._steps = options.steps
 
     def search(self, stop: Callable[[], bool]) -> Tensor:
-        """Split the worst nodes of every tree until it has enough, or needs no more.
+        """Split the worst nodes of each tree until it has enough leaves or a good enough bound.
 
         Returns:
             (2·k,) proven lower bounds: the least of all leaves of each tree.
@@ -285,7 +285,7 @@ class _IntervalTrees:
         return self.loop.now.lower
 
     def _worst(self) -> Nodes:
-        """Return the nodes to split: the worst of each tree, of trees that are not done. The others stay open."""
+        """Return the nodes to split, the worst of each tree that is not done; the others stay open."""
         now, count = self.loop.now, self._count
         every = now.open.pop(len(now.open))
         objective, lower = every.objective, now.lower.to(every.bound)

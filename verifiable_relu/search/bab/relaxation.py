@@ -1,4 +1,4 @@
-"""The relaxation that a whole tree shares, and what a node of the tree adds to it: segments of pre-activations.
+"""The relaxation that all nodes of a tree share, and the segments of pre-activations that a node adds.
 
 With any slope t_j, the value of neuron j is a line and a bounded remainder,
 
@@ -37,7 +37,7 @@ _UNIT = unit_roundoff(torch.float64)
 
 @dataclass(frozen=True, eq=False)
 class SegmentLines:
-    """Lines of q̃ on some segments, all of one shape: rate·z + offset below and above, and the ends of z."""
+    """Linear bounds rate·z + offset of q̃ on some segments, below and above, and the segments' ends in z."""
 
     lower: Tensor
     upper: Tensor
@@ -48,7 +48,7 @@ class SegmentLines:
 
 
 class Segments:
-    """The segments of all neurons of a system, whose lines are computed once for a tree.
+    """Segments of all neurons of a system; their linear bounds are computed once per tree.
 
     Args:
         system: the neurons.
@@ -56,7 +56,7 @@ class Segments:
 
     Attributes:
         last: (m,) segments from this number on are not cut.
-        kinked: (m,) bool, the neurons with a kink: on one side any line through it is a bound.
+        kinked: (m,) bool, neurons whose function has a kink: on one side any line through it is a bound.
         all_kinked: whether all neurons have a kink.
         concave: (m,) bool, those of them whose other side is the lower one.
         has_concave: whether there are any.
@@ -173,7 +173,7 @@ class Segments:
         return SegmentLines(*self._lines.flatten(1).index_select(1, at.flatten()).to(dtype).unflatten(1, at.shape))
 
     def gaps(self, numbers: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how far q̃ is from the line below and from that above, at most, (nodes, k) each."""
+        """Return the largest distances of q̃ from its lower and its upper linear bound, (nodes, k) each."""
         at = numbers * self._count + segment.long()
         return self._gaps[0].flatten().take(at), self._gaps[1].flatten().take(at)
 
@@ -202,7 +202,7 @@ class Segments:
 
 
 class TreeRelaxation:
-    """The reduced system of one query with slopes for one objective.
+    """Relaxation that a search tree shares: a reduced system with slopes for one objective.
 
     Args:
         system: the system.
@@ -266,7 +266,7 @@ class TreeRelaxation:
         return self._base.rows
 
     def places(self, neurons: Tensor) -> Tensor:
-        """Return where the forms of some neurons' pre-activations are in ``forms``, making them where they are not."""
+        """Return the rows of ``forms`` that hold some neurons' pre-activations; missing ones are computed."""
         found = self._place[neurons]
         missing = neurons[found < 0]
         if not len(missing):
@@ -281,7 +281,7 @@ class TreeRelaxation:
         return self._place[neurons]
 
     def _lines(self, block: Block, mine: Tensor) -> Replacement:
-        """Take t·z + o in the place of each value; what the products lose is charged here."""
+        """Replace each value by t·z + o; the products' rounding is charged here."""
         part, count, before = block.part, len(block), None
         size = torch.maximum(-self.system.lower[part], self.system.upper[part])
         slope, offset = (t[part].masked_fill(self.over[part], 0.0) for t in (self.slopes, self.offset))

@@ -1,4 +1,4 @@
-"""Slopes of a tree's relaxation, and hull cuts over neurons, that make the bound of an objective as good as it gets.
+"""Slopes of a tree's relaxation, and hull cuts over neurons, optimised for the bound of one objective.
 
 Slopes are those of CROWN or α-CROWN (``bounds.alpha``), on the side of a function that the objective's coefficient asks
 for. Above a ReLU there is its chord, which bounds the value r_j of a neuron by its pre-activation z_j alone. Over the
@@ -13,7 +13,7 @@ affine in y, and a sum of magnitudes is the most that they are above g·y. So *a
 g = chord_j·w, μ = 1 − chord_j and ν = chord_j − s_j.
 
 Parameters of cuts, and slopes below ReLUs, are numbers in [0, 1], by which the bound is differentiated, and Adam steps
-along. Nothing of that search is proven: every slope is sound, and cuts are rounded at the end.
+along. The search itself proves nothing: every slope is sound, and cuts are rounded outward at the end.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def better_slopes(system: ReducedSystem, parts: Sequence[OpenPolytope], stop: Ca
 def hull_cuts(system: ReducedSystem, parts: Sequence[OpenPolytope], stop: Callable[[], bool]) -> list[OpenPolytope]:
     """Return polytopes with the best hull cuts found, and slopes of the lines below them (``Improve``).
 
-    The searches run one after the other, over the neurons of which the objective wants large values. A system that is
+    The searches run one after the other, over neurons whose upper bounds the objective uses. A system that is
     too large to be held, as neurons have many terms, gets better slopes alone.
     """
     if system.whole:
@@ -218,7 +218,7 @@ class _Terms(TensorRecord):
         return _Terms(neurons, count, *parts, system.lower[neurons], system.upper[neurons], below[neurons])
 
     def sums(self, of_terms: Tensor) -> Tensor:
-        """Return the sum of each neuron's terms, (h,)."""
+        """Return the sum over each neuron's terms, (h,)."""
         found: Tensor = torch.segment_reduce(of_terms, "sum", lengths=self.count, unsafe=True)
         return found
 

@@ -5,8 +5,8 @@ neuron j,
 
     z_j = inputs_j·e + neurons_j·r + constant_j,
 
-up to an error that every form comes with. Over a box most neurons of a ReLU network are stable, and some smooth ones
-are lines but for a small error: they are eliminated. Rows are pulled back through the network by the relaxation that
+up to an error that each form carries. Over a box most neurons of a ReLU network are stable, and some smooth ones
+are linear up to a small error: they are eliminated. Rows are pulled back through the network by the relaxation that
 bounds are made with (``bounds.backward``), which charges what rounding may change. Two steps of a pass are this
 module's: at elementwise ops rows end at unstable neurons, or go on through linear bounds of these, and at the inputs
 they become rows of e.
@@ -41,7 +41,7 @@ _UNIT = unit_roundoff(BASE)
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Unstable neurons of elementwise op ``op``: numbers ``start`` up to ``end`` of a system; in float64."""
+    """Unstable neurons of one elementwise op: numbers ``start`` up to ``end`` of the system; in float64."""
 
     op: int
     start: int
@@ -64,7 +64,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class AffineForms(TensorRecord):
-    """Affine forms matrix·(e, r) + constant of the scaled inputs and the values of the unstable neurons, one a row.
+    """Affine forms matrix·(e, r) + constant, a row each, of the scaled inputs and the unstable neurons' values.
 
     Forms of a relaxation have remainders in the place of values.
     """
@@ -98,7 +98,7 @@ class AffineForms(TensorRecord):
 
 @dataclass(frozen=True, eq=False)
 class Replacement:
-    """Terms that take the place of coefficients·r of a block's neurons: weight·z + constant, and the remainders."""
+    """Replacement of coefficients·r of a block's neurons: weight·z + constant, and remainders."""
 
     weight: Tensor  # (rows, neurons of the block) the coefficients of the pre-activations z
     constant: Tensor  # (rows,)
@@ -106,7 +106,7 @@ class Replacement:
     before: Tensor | None = None  # (rows, n + start) coefficients of e and of neurons before the block; None for zeros
 
 
-Lines = Callable[[Block, Tensor], Replacement]
+LinearBounds = Callable[[Block, Tensor], Replacement]
 """Linear bounds of a block's neurons, given the coefficients (rows, neurons of the block) of their values.
 
 What the bounds leave of each value, its remainder, keeps the value's coefficient.
@@ -127,14 +127,14 @@ def eliminate_stable_neurons(
         network: without ``Maximum`` (``without_maxima``) and ``Product``.
         box: of the inputs, (1, inputs) in float64.
         intervals: of the ops that feed elementwise ops, by number, (1, size) in float64.
-        until: the number of the first op whose neurons are left out, with those of all behind it; None for none.
+        until: the number of the first op whose neurons, and those of all later ops, are left out; None for none.
 
     Raises:
         UnsupportedError: if an op is of a kind that rows do not go back through, or an interval is not finite.
     """
     for op in network.ops[1:until]:
         if not isinstance(op, Affine | Elementwise | Sum):
-            raise UnsupportedError("branch and bound splits elementwise functions alone", place=op.place)
+            raise UnsupportedError("branch and bound splits only elementwise functions", place=op.place)
     relaxation = Relaxation(network, box, known=intervals, dtype=BASE).advance()
     center, stable, blocks, start = relaxation.bounds[0].point[0], dict[int, _Stable](), list[Block](), 0
     reach = torch.maximum(box.upper[0] - center, center - box.lower[0])
@@ -144,7 +144,7 @@ def eliminate_stable_neurons(
     for index, op in enumerate(network.ops[:until]):
         if isinstance(op, Elementwise):
             x = intervals[op.inputs[0]]
-            stable[index] = _Stable.of(op.function, x)
+            stable[index] = _Stable.from_bounds(op.function, x)
             if len(mine := stable[index].unstable.nonzero().squeeze(1)):
                 blocks.append(Block(index, start, start + len(mine), mine, op.function.select(mine)))
                 start += len(mine)
@@ -222,7 +222,7 @@ class ReducedSystem:
         every = torch.arange(len(matrix), device=matrix.device)
         return self._in_parts(every, lambda part: self._pulled({op: matrix[part].to(self.center)}, len(part)))
 
-    def of_neurons(self, chosen: Tensor, lines: Lines | None = None) -> AffineForms:
+    def of_neurons(self, chosen: Tensor, lines: LinearBounds | None = None) -> AffineForms:
         """Return the pre-activations of some neurons; with ``lines``, ``substituted``."""
 
         def pulled(part: Tensor) -> AffineForms:
@@ -237,26 +237,26 @@ class ReducedSystem:
 
         return self._in_parts(chosen, pulled)
 
-    def substituted(self, rows: AffineForms, lines: Lines) -> AffineForms:
-        """Return forms of e and of remainders: linear bounds take the place of all values r, of the last block first.
+    def substituted(self, rows: AffineForms, lines: LinearBounds) -> AffineForms:
+        """Return forms of e and of remainders: linear bounds replace all values r, from the last block to the first.
 
         Args:
             rows: the forms of e and r.
             lines: the bounds.
 
         Returns:
-            Forms of e and of what the bounds leave of each r, with the coefficient that r had.
+            Forms of e and of the remainder of each r, with the coefficient that r had.
         """
         every = torch.arange(len(rows), device=rows.constant.device)
         return self._in_parts(every, lambda part: self._pulled({}, len(part), lines, rows[part]))
 
     def _in_parts(self, every: Tensor, pulled: Callable[[Tensor], AffineForms]) -> AffineForms:
-        """Return what is pulled back for all of some numbers, as many at once as memory allows."""
+        """Return ``pulled`` of the numbers ``every``, in parts that memory allows."""
         most = self.relaxation.rows_at_once(BASE, self.relaxation.structure.widest)
         return AffineForms.cat([*map(pulled, every.split(most))])
 
     def _pulled(
-        self, given: dict[int, Tensor], count: int, lines: Lines | None = None, rows: AffineForms | None = None
+        self, given: dict[int, Tensor], count: int, lines: LinearBounds | None = None, rows: AffineForms | None = None
     ) -> AffineForms:
         """Return the forms of ``count`` rows (rows, size) of some ops' values, by op, and of further rows of e and r.
 
@@ -271,7 +271,7 @@ class ReducedSystem:
         bounds = self.relaxation.bounds
         pending, last = dict(given), len(bounds) if rows is not None else max(given, default=0)
         for block in self.blocks if lines is not None else ():
-            # Lines are asked for of every block on the way.
+            # Linear bounds are asked for of every block on the way.
             if block.op < last:
                 pending.setdefault(block.op, self.center.new_zeros(count, bounds[block.op].point.shape[1]))
         if not pending:
@@ -307,7 +307,7 @@ class ReducedSystem:
 
 @dataclass(frozen=True, eq=False)
 class _Stable:
-    """Lines of an elementwise op's neurons: |f(z) − slope·z − offset| ≤ error for each that is not unstable; (n,)."""
+    """Linear approximations of stable neurons, (n,) each: |f(z) − slope·z − offset| ≤ error."""
 
     unstable: Tensor
     slope: Tensor
@@ -315,7 +315,7 @@ class _Stable:
     error: Tensor
 
     @staticmethod
-    def of(function: Function, x: Interval) -> _Stable:
+    def from_bounds(function: Function, x: Interval) -> _Stable:
         below, above = function.slopes(x)
         slope = (below + above)[0] / 2
         none = torch.zeros_like(slope)
@@ -332,20 +332,20 @@ class _Stable:
 
 @dataclass(eq=False)
 class _KeptRows:
-    """The parts of rows' forms that are known on their way back."""
+    """Parts of rows' forms collected while the rows are pulled back."""
 
     system: ReducedSystem
-    lines: Lines | None
+    lines: LinearBounds | None
     inputs: Tensor  # (rows, n) the coefficients of e
     neurons: list[Tensor]  # (rows, neurons) those of each block's values
 
     def add_inputs(self, a: Tensor) -> Tensor:
-        """Add coefficients of e; returns what the sums lose, (rows,)."""
+        """Add coefficients of e; returns a bound of the sums' rounding, (rows,)."""
         self.inputs = self.inputs + a
         return _UNIT * self.inputs.abs().sum(1)
 
     def add_neurons(self, number: int, a: Tensor) -> Tensor:
-        """Add coefficients of the values of a block's neurons; returns what the sums lose, (rows,)."""
+        """Add coefficients of a block's values; returns a bound of the sums' rounding, (rows,)."""
         self.neurons[number] = self.neurons[number] + a
         return self.neurons[number].abs() @ (_UNIT * self.system.reach[self.system.blocks[number].part])
 

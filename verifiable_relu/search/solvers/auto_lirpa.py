@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from verifiable_relu.errors import CallFailed, UnsupportedError
-from verifiable_relu.ir.functions.kinked import Kinked
+from verifiable_relu.ir.functions.piecewise_linear import PiecewiseLinear
 from verifiable_relu.ir.linear import Convolution, Dense, Diagonal, Gather
 from verifiable_relu.ir.network import Affine, Elementwise, Network, Op, Shape, Source, Sum
 from verifiable_relu.rounding import epsilon
@@ -50,7 +50,6 @@ class AutoLirpa:
         return f"auto_lirpa-{self.bound}"
 
     def claims(self, batch: QueryBatch) -> Claims:
-        """Answer the queries of a batch (``Verifier.claims``)."""
         # A start takes none of a query's time; that it fails, calls say.
         with suppress(CallFailed):
             AUTO_LIRPA.start()
@@ -64,7 +63,7 @@ class AutoLirpa:
             raise UnsupportedError(margin)
         if margin > 0:
             return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT, margin)
-        return Outcome.unknown(Reason.INCOMPLETE, self.name, "the bounds do not decide", margin=margin)
+        return Outcome.unknown(Reason.INCOMPLETE, self.name, "the bounds are too loose to decide", margin=margin)
 
 
 def lower_bound(task: tuple[str, tuple[Op, ...], Shape, Property, int]) -> float | str:
@@ -98,7 +97,6 @@ AUTO_LIRPA = Worker(f"{__name__}:lower_bound", library=f"{__package__}.auto_lirp
 
 
 def _lower_bounds(bound: str, traced: TracedNetwork, prop: Property, rows: PropertyRows, mode: str) -> Tensor:
-    """Return the library's lower bounds (1, rows) of A·y over the box."""
     from verifiable_relu.search.solvers.auto_lirpa_import import library, library_settings
 
     search = {"iteration": 20, "stop_criterion_func": lambda lower: (lower > rows.bound).all(1, keepdim=True)}
@@ -123,7 +121,7 @@ def _rounding_estimate(network: Network, prop: Property, rows: PropertyRows) -> 
             size = op.map.abs_apply(size)
             size = size if op.bias is None else size + op.bias.double().abs()
         elif isinstance(op, Elementwise):
-            kinked = isinstance(op.function, Kinked)
+            kinked = isinstance(op.function, PiecewiseLinear)
             size = size * op.function.slope_below.double().abs().clamp(min=1) if kinked else size.clamp(min=1)  # type: ignore[attr-defined]
         else:
             size = op.value(*(sizes[i] for i in op.inputs))
@@ -176,7 +174,7 @@ class TracedNetwork(nn.Module):
                 shapes = {self._shapes[i] for i in op.inputs}
                 shape = shape if len(shapes) == 1 else (op.size,)
                 return shape, lambda *xs: sum(_shaped(x, shape) for x in xs[1:]) + _shaped(xs[0], shape)
-            case Elementwise(function=Kinked() as function):
+            case Elementwise(function=PiecewiseLinear() as function):
                 if function.flat_below:
                     return shape, F.relu
                 slope = self._constant(function.slope_below, shape)

@@ -44,7 +44,7 @@ _MULTIPLICATIONS = 20_000_000  # The most multiplications of all exact evaluatio
 
 @dataclass(frozen=True, eq=False)
 class ExactForms:
-    """Affine forms of the inputs x and of the values r of unstable neurons, one a row."""
+    """Affine forms of the inputs x and the values r of unstable neurons, one per row."""
 
     coefficients: Dyadic  # (rows, inputs + unstable neurons), the latter in the order of ``ExactEncoding.places``
     constant: Dyadic  # (rows,)
@@ -76,7 +76,8 @@ class ExactEncoding:
         # The elementwise op of each unstable neuron, and its number there
         self.places = [(index, int(j)) for index, chosen in self._unstable.items() for j in chosen]
         functions = {index: op.function for index in phases if isinstance(op := network.ops[index], Elementwise)}
-        self._below = {i: Dyadic.of(slopes_below(f, network.ops[i].size).numpy()) for i, f in functions.items()}
+        below = {i: slopes_below(f, network.ops[i].size).numpy() for i, f in functions.items()}
+        self._below = {i: Dyadic.from_floats(slope) for i, slope in below.items()}
         slopes = [Dyadic(s.numbers[self._unstable[i]], s.exponent) for i, s in self._below.items()]
         self.slopes = _joined(_zeros(0), *slopes)
 
@@ -109,10 +110,10 @@ class ExactEncoding:
                 a = up + down * self._below[index]
             elif isinstance(op, Affine):
                 if op.bias is not None:
-                    bias = Dyadic.of(op.bias.detach().cpu().double().numpy())
+                    bias = Dyadic.from_floats(op.bias.detach().cpu().double().numpy())
                     constant = constant + Dyadic(a.numbers @ bias.numbers, a.exponent + bias.exponent)
                 if not op.is_exact:
-                    off = Dyadic.of(self._off(op))
+                    off = Dyadic.from_floats(self._off(op))
                     error = error + Dyadic(np.abs(a.numbers) @ off.numbers, a.exponent + off.exponent)
                 a = _transposed(op.map, a)
             for source in op.inputs:
@@ -158,7 +159,6 @@ def _zeros(*shape: int) -> Dyadic:
 
 
 def _joined(*parts: Dyadic) -> Dyadic:
-    """Return the columns of all parts."""
     least = min(part.exponent for part in parts)
     return Dyadic(np.concatenate([part.at(least) for part in parts], -1), least)
 
@@ -171,9 +171,9 @@ def equalities(polytope: Polytope) -> np.ndarray:
 
 
 def exact_point(network: Network, prop: Property, start: np.ndarray) -> Witness | None:
-    """Look from a point (inputs,) for one of the box whose exact outputs lie in the unsafe set, on its boundary.
+    """Search near a point (inputs,) for a point of the box whose exact outputs lie on the unsafe set's boundary.
 
-    There is none where rational arithmetic does not evaluate the network.
+    Returns None where rational arithmetic cannot evaluate the network.
     """
     if not (is_evaluable(network) and network.piecewise_linear) or prop.ball is not None:
         return None
@@ -214,7 +214,7 @@ class _Solving:
         return self._matrix @ self._network(x[None])[0] - self._bound
 
     def _approached(self, start: np.ndarray) -> np.ndarray:
-        """Return a point near the polytope, by damped steps of Newton's method, each the least that does, in widths."""
+        """Return a point near the polytope, by damped Newton steps of least norm in units of the box's widths."""
         lower, upper = self._prop.box.lower, self._prop.box.upper
 
         def missing(x: np.ndarray) -> np.ndarray:
@@ -237,7 +237,6 @@ class _Solving:
         return x
 
     def _inward(self, x: np.ndarray) -> np.ndarray:
-        """Return how far inputs may move at a point, nearly."""
         lower, upper = self._prop.box.lower, self._prop.box.upper
         return np.minimum(x - lower, upper - x) + 1e-3 * (upper - lower)
 

@@ -1,7 +1,7 @@
 """Marabou (Wu et al., Marabou 2.0: A Versatile Formal Analyzer of Neural Networks, arXiv 2401.14461) as a method.
 
-It is asked about the reduced system of branch and bound: about unstable neurons and the intervals of these that this
-package has found. Its arithmetic is floating point with tolerances, and its *unsat* comes without a proof that is
+It gets the reduced system of branch and bound: unstable neurons with the intervals that this
+package has proven. Its arithmetic is floating point with tolerances, and its *unsat* comes without a proof that is
 checked here. A *sat* is claimed only where float64 confirms the point.
 """
 

@@ -3,11 +3,11 @@
 Variables are the inputs e, both parts of the pre-activations z of the unstable neurons, and for each neuron a binary d
 that says which of its phases it is in (Tjeng, Xiao, Tedrake, Evaluating Robustness of Neural Networks with Mixed
 Integer Programming, arXiv 1711.07356, section 4). For each polytope of the unsafe set the largest row is minimised over
-the box, under the restriction that it is at most a small positive ``slack``: *infeasible* then means that no point
+the box, constrained to be at most ``exclusion_slack``: *infeasible* then means that no point
 comes near the polytope, and a point on the way whose margin is not positive ends the search. Between the two, and on
 any other status, the answer is unknown.
 
-The rows are loosened by the most that rounding changes in them. Every input of the box with the network's values there
+The rows are loosened by a bound of their rounding. Every input of the box with the network's values there
 is then a solution of the program. That HiGHS sees it is not proved: its tolerances are absolute, and it takes no
 coefficients above 1e15. So columns are multiples of powers of two that are about their largest values, every row is
 divided by such a power that is about its largest coefficient, and rows are loosened by far more than the tolerances.
@@ -45,10 +45,10 @@ class Milp(CompleteMethod):
 
     # An unsafe polytope is excluded only if no point satisfies its rows loosened by this, relative to the largest
     # change that one variable makes in a row
-    slack: float = 1e-6
-    loose: float = 1e-8  # All rows, those of neurons too, are loosened by this in the same way
-    tolerance: float = 1e-9  # HiGHS's own, of feasibility
-    again: float = 0.5  # The part of the time left that proving again what HiGHS found infeasible may take
+    exclusion_slack: float = 1e-6
+    row_slack: float = 1e-8  # All rows, those of neurons too, are loosened by this in the same way
+    feasibility_tolerance: float = 1e-9  # HiGHS's own, of feasibility
+    reproof_share: float = 0.5  # The part of the time left that proving again what HiGHS found infeasible may take
     ascent_steps: int = 6  # Each neuron that becomes stable halves the solver's work
     process_memory: int | None = None  # Most bytes of the solver's process; None for half of the machine's
 
@@ -67,7 +67,7 @@ class Milp(CompleteMethod):
             outcome = all_excluded(parts, Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT))
             if outcome.verdict is not Verdict.UNSAT:
                 return outcome
-            within = replace(budget.share(self.again), memory=budget.memory // 2, processes=1)
+            within = replace(budget.share(self.reproof_share), memory=budget.memory // 2, processes=1)
             found = QuerySearch(reduced, witness, Branching(), Schedule(), within).run()
         if witness.found is not None:
             return replace(witness.found, detail="a counterexample to what HiGHS called infeasible")
@@ -77,18 +77,18 @@ class Milp(CompleteMethod):
         return replace(outcome, margin=0.0, detail="HiGHS's claim, not proved again by bab")
 
     def _excluded(self, system: ReducedSystem, rows: AffineForms, witness: WitnessCheck, budget: TimeBudget) -> Outcome:
-        """Look for a point whose output lies in one polytope; unsat if there is none near it."""
+        """Search for a point whose output lies in one polytope; *unsat* if there is none near it."""
 
         def judge(values: np.ndarray) -> bool:
             inputs = torch.from_numpy(values[: system.inputs].astype(np.float64))
             return witness.near(system.point(inputs[None]))
 
         def reach(loose: float | None) -> Outcome:
-            program = mixed_integer_program(system, rows, self.slack, loose)
+            program = mixed_integer_program(system, rows, self.exclusion_slack, loose)
             if (seconds := budget.left()) <= 0:
-                return Outcome.unknown(Reason.TIMEOUT, self.name, "the budget ran out")
+                return Outcome.unknown(Reason.TIMEOUT, self.name, "the time limit was reached")
             try:
-                task = HighsTask(program, self.tolerance, seconds)
+                task = HighsTask(program, self.feasibility_tolerance, seconds)
                 solved: HighsResult = HIGHS.call(task, seconds + OVERTIME_S, self.process_memory, judge)
             except (OutOfTime, MemoryError, CallFailed) as error:
                 # A counterexample that was met on the way stands, however the search ended.
@@ -97,7 +97,7 @@ class Milp(CompleteMethod):
                 judge(solved.values)
             return witness.found or self._read(solved)
 
-        outcome = reach(self.loose)
+        outcome = reach(self.row_slack)
         if outcome.reason is Reason.INCOMPLETE:
             # Loose rows have solutions that the network has not. The rows as they are exclude nothing for certain.
             exactly = reach(None)
@@ -111,7 +111,7 @@ class Milp(CompleteMethod):
             case "kInfeasible":
                 return Outcome(Verdict.UNSAT, Reason.PROVED, self.name, Trust.FLOAT)
             case "kTimeLimit" | "kInterrupt":
-                reason, detail = Reason.TIMEOUT, "the budget ran out"
+                reason, detail = Reason.TIMEOUT, "the time limit was reached"
             case "kMemoryLimit":
                 reason, detail = Reason.MEMORY, "HiGHS ran out of memory"
             case "kOptimal":
@@ -176,7 +176,7 @@ def mixed_integer_program(
 
 
 def _leave_out_small(matrix: sparse.csr_array) -> np.ndarray:
-    """Make coefficients 0 that HiGHS would ignore, and return the sum of their sizes in each row."""
+    """Set coefficients that HiGHS would ignore to 0, and return the sum of their magnitudes in each row."""
     small = np.abs(matrix.data) <= SMALL
     lost = np.bincount(sparse.coo_array(matrix).coords[0][small], np.abs(matrix.data[small]), matrix.shape[0])
     matrix.data[small] = 0.0

@@ -1,8 +1,8 @@
 """``smt`` and ``smt-exact``: z3 over the exact rationals that weights are, complete for piecewise-linear networks.
 
 ``smt-exact`` asks z3 one formula for each polytope that bounds leave open; beyond ten unstable neurons that is slow.
-``smt`` is a client of branch and bound: its trees split the phases of neurons and prove what bounds can prove, and a
-sub-problem with few neurons left that nothing else closes is z3's to decide, exactly.
+``smt`` uses branch and bound: its trees split the phases of neurons and prove what bounds can prove, and a
+sub-problem with few open neurons that nothing else closes is decided by z3, exactly.
 
 Each unstable neuron is two non-negative reals, and one of them is zero (the phases of Katz et al., Reluplex, arXiv
 1702.01135):
@@ -28,7 +28,7 @@ from torch import Tensor
 from verifiable_relu.bounds.backward import Relaxation
 from verifiable_relu.bounds.neuron_bounds import BASE
 from verifiable_relu.dyadic import Dyadic
-from verifiable_relu.errors import CallFailed, OutOfTime
+from verifiable_relu.errors import CallFailed, OutOfTime, counted
 from verifiable_relu.ir.exact import evaluate_exact, is_evaluable
 from verifiable_relu.search.bab.tree import Branching, Decide
 from verifiable_relu.search.bab.verifier import QuerySearch, Schedule
@@ -82,7 +82,7 @@ class Smt(CompleteMethod):
             return witness.anywhere()
         within = replace(budget, memory=budget.memory // 2, processes=1)
         found = QuerySearch(reduced, witness, self.branching, _TREES, within).run()
-        told = f"{found.nodes} sub-problems, {solver.decided} of them decided by z3"
+        told = f"{counted(found.nodes, 'sub-problem')}, {solver.decided} of them decided by z3"
         if (ended := witness.found or solver.missed) is not None:
             return replace(ended, detail="; ".join(filter(None, (ended.detail, told))), subproblems=found.nodes)
         outcome = found.outcome(query, self.name, told)
@@ -91,7 +91,7 @@ class Smt(CompleteMethod):
 
 
 class _Solver:
-    """z3, asked about one query and about sub-problems of it."""
+    """Adapter of z3 for one query and its sub-problems."""
 
     def __init__(self, method: Smt, query: BoundedQuery, budget: TimeBudget) -> None:
         self.query, self.budget, self._method = query, budget, method
@@ -101,7 +101,7 @@ class _Solver:
         self.missed: Outcome | None = None  # An exact counterexample that is none in floating point
 
     def _decider(self, polytope: int, places: Tensor) -> Decide:
-        """Return who decides nodes of the tree of a polytope (``witness.Decider``)."""
+        """Return the decider of nodes of a polytope's tree (``witness.Decider``)."""
         every, unsafe = places.tolist(), self.query.prop.unsafe[int(self.query.rows.origin[0, polytope])]
 
         def decide(neurons: Tensor, segments: Tensor) -> bool | None:
@@ -123,9 +123,9 @@ class _Solver:
         return decide
 
     def reach(self, polytope: Polytope, more: str = "") -> Outcome:
-        """Look for a point that reaches a polytope and satisfies more assertions; only z3 says *unsat*."""
+        """Search for a point that reaches a polytope and satisfies more assertions; *unsat* comes from z3 alone."""
         name, formula = self._method.name, self._formula
-        timeout = Outcome.unknown(Reason.TIMEOUT, name, "the budget ran out")
+        timeout = Outcome.unknown(Reason.TIMEOUT, name, "the time limit was reached")
         if self.budget.over():
             return timeout
         deeper = [f"(assert (>= gap {_number(depth)}))\n" for depth in _DEPTHS]

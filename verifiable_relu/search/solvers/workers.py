@@ -1,4 +1,4 @@
-"""z3 and HiGHS: what each is asked and answers, as plain data, and the calls of it, in a process of its own."""
+"""Tasks for z3 and HiGHS and their answers, as plain data, and the calls, which run in processes of their own."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class HighsResult:
 
 
 def solve_program(task: HighsTask, judge: Callable[[np.ndarray], bool] | None = None) -> HighsResult:
-    """Solve a program; of a run that failed, nothing is returned but the status ``kSolveError``.
+    """Solve a program; a run that failed returns only the status ``kSolveError``.
 
     ``judge`` takes the values (columns,) of each better solution of an integer program; True ends the search.
     """

@@ -5,7 +5,7 @@
 * **CROWN** bounds the neurons of networks with many inputs, and where zonotopes take more than the memory or leave far
   more neurons unstable, as not every neuron has a symbol. Bounds over a box hold for its parts: only neurons that are
   unstable in the larger box are bounded again.
-* **Intervals** where whole numbers of the inputs alone matter: little is left of linear bounds behind steps.
+* **Intervals** where inputs matter only through whole numbers: linear bounds say little behind steps.
 
 **Clipping** cuts off the part of a box in which a row of each polytope is positive. A row g of a polytope of the unsafe
 set has a lower bound g(x) ≥ v + Σ_i |A_i|·|x_i − m_i| over a box: A are the coefficients of its linear bound, m is the
@@ -13,7 +13,7 @@ corner where that is least, and v its value there. A counterexample in the polyt
 |x_i − m_i| ≤ −v/|A_i| for every input i, since no other term of the sum is negative. What is left of a box is the
 smallest box that holds what every polytope leaves of it that is not proved.
 
-**Events**, which are batches of tensors, tell an observer all that a search proves, at the moment it proves it.
+**Events**, batches of tensors, tell an observer what a search proves, at the moment it is proven.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from verifiable_relu.rounding import CUT, above, below, reach_of_cut, unit_round
 from verifiable_relu.search.property_rows import PropertyRows
 from verifiable_relu.search.records import TensorRecord
 
-Known = dict[int, Interval]
+Intervals = dict[int, Interval]
 """Intervals of ops that feed nonlinear ones, (batch, size) by number."""
 
 BATCH_CPU, BATCH_ELSEWHERE = 512, 1 << 15  # Boxes that are bounded at once by default
@@ -58,20 +58,20 @@ class SubBoxes(TensorRecord):
     number: Tensor  # (boxes,) by which events name it
     within: Tensor  # (boxes,) the serial number of a larger box in which neurons are bounded (``KnownBounds``)
 
-    def whole(self, counted: Tensor) -> SubBoxes:
-        """Return the boxes with ends moved inward to whole numbers in the inputs that are ``counted``, (inputs,)."""
-        lower = torch.where(counted, self.lower.ceil(), self.lower)
-        return replace(self, lower=lower, upper=torch.where(counted, self.upper.floor(), self.upper))
+    def whole(self, integer: Tensor) -> SubBoxes:
+        """Return the boxes with ends moved inward to whole numbers in the inputs that are ``integer``, (inputs,)."""
+        lower = torch.where(integer, self.lower.ceil(), self.lower)
+        return replace(self, lower=lower, upper=torch.where(integer, self.upper.floor(), self.upper))
 
-    def halves(self, dimension: Tensor, counted: Tensor, first: int) -> SubBoxes:
-        """Return twice as many boxes: each cut in the middle of one input (boxes,), the lower halves first.
+    def halves(self, dimension: Tensor, integer: Tensor, first: int) -> SubBoxes:
+        """Return the halves of boxes, each cut in the middle of one input (boxes,), the lower halves first.
 
-        Of ``counted`` inputs (inputs,) whole numbers alone matter: halves have none in common. A box that is one point
+        ``integer`` inputs (inputs,) matter only through whole numbers: halves share none. A box that is one point
         along the input is both of its halves. The first half has the number ``first``.
         """
         dimension = dimension[:, None]
         low, high = self.lower.gather(1, dimension), self.upper.gather(1, dimension)
-        middle, whole = low + (high - low) / 2, counted[dimension]
+        middle, whole = low + (high - low) / 2, integer[dimension]
         middle = torch.where(whole, middle.floor(), middle)
         beyond = torch.minimum(middle + whole.to(middle), high)
         lower = torch.cat([self.lower, self.lower.scatter(1, dimension, beyond)])
@@ -81,7 +81,7 @@ class SubBoxes(TensorRecord):
 
 
 class KnownBounds:
-    """The intervals of neurons over the latest ``most`` boxes, by serial number: new ones replace the oldest."""
+    """Cache of neurons' intervals over the latest ``most`` boxes, by serial number; new ones replace the oldest."""
 
     def __init__(self, most: int) -> None:
         self._most, self._next = most, 0
@@ -120,7 +120,7 @@ class KnownBounds:
 
 @dataclass(frozen=True, eq=False)
 class BoxesBounded:
-    """Rows of the boxes' properties are bounded from below; nothing beyond the ends of ``rest`` is unsafe."""
+    """Event: rows of boxes' properties are bounded from below; nothing beyond the ends of ``rest`` is unsafe."""
 
     boxes: SubBoxes
     rows: PropertyRows  # Sums of rows among them
@@ -132,7 +132,7 @@ class BoxesBounded:
 
 @dataclass(frozen=True, eq=False)
 class BoxesHalved:
-    """Boxes are the union of ``children``: the lower halves, then the upper ones, of the rest that clipping left."""
+    """Event: boxes are the union of ``children``, lower halves then upper halves of what clipping left."""
 
     parent: Tensor
     children: SubBoxes
@@ -143,15 +143,15 @@ Observer = Callable[[Event], None]
 
 
 class BoxBounder:
-    """Bounds boxes of the queries of a network, ``batch`` at once.
+    """Bounder of boxes of a network's queries, ``batch`` at once.
 
     Args:
         network, varying: the network, and the numbers of the inputs that vary.
         batch: how many boxes are bounded at once, at most; by default as many as suit the device.
         memory: bytes for bounds.
         symbols, max_unstable: as of ``InputSplit``.
-        points: whether nothing but whole numbers of the inputs that vary matters.
-        is_bounded: whether what is known of the first boxes is CROWN's over these very boxes.
+        points: whether all varying inputs matter only through whole numbers.
+        is_bounded: whether the known bounds of the first boxes are CROWN's over exactly these boxes.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class BoxBounder:
         self.batch = self._most = max(1, min(suits if batch is None else batch, memory // each))
         self._fed = sorted({source for i in self._new for source in network.ops[i].inputs})
 
-    def over(self, box: Interval, known: Known, stop: Callable[[], bool]) -> BoxBounds:
+    def over(self, box: Interval, known: Intervals, stop: Callable[[], bool]) -> BoxBounds:
         """Bound a batch of boxes (batch, inputs), given intervals over larger boxes, until ``stop`` returns True."""
         network, (first, self._first) = self._network, (self._first, False)
         if self.by_zonotopes:
@@ -201,8 +201,8 @@ class BoxBounder:
         inputs = {i: relaxation.bounds[i].interval for i in self._fed}
         return BoxBounds(relaxation, box, inputs, self._unstable(inputs).sum()[None])
 
-    def _suits(self, forms: Zonotopes, known: Known) -> bool:
-        """Return True if zonotopes are not far looser than what is known; chooses the type of their generators."""
+    def _suits(self, forms: Zonotopes, known: Intervals) -> bool:
+        """Return True if zonotopes are not far looser than known bounds; also chooses their generators' dtype."""
         part = (forms.output.error / forms.output.radius).amax()
         self._dtype = self._dtype if bool(part <= ROUNDED_AWAY) else torch.float64
         loose = bool(known) and self._unstable(forms.inputs).sum() > LOOSE * self._unstable(known).sum()
@@ -210,15 +210,14 @@ class BoxBounder:
         return not bool(loose | ~forms.output.error.isfinite().all())
 
     def notice(self, counts: list[int], boxes: int) -> None:
-        """Take note of the ``counts`` of the last bounds, and of the number of their boxes."""
+        """Record the ``counts`` of the last bounds, and the number of their boxes."""
         if self.by_zonotopes:
             for index, count in zip(self._new, counts, strict=True):
                 self._new[index] = min(self._symbols, int(SPARE_SYMBOLS * count) + 1)
         elif not self.by_intervals:
             self.batch = max(1, min(self._most, ROW_COEFFICIENTS * boxes // max(1, counts[0] * self._neurons)))
 
-    def _unstable(self, inputs: Known) -> Tensor:
-        """The number of unstable neurons of each box, (batch,)."""
+    def _unstable(self, inputs: Intervals) -> Tensor:
         ops = [op for op in self._network.ops if isinstance(op, Elementwise)]
         counts = [op.function.unstable(inputs[op.inputs[0]]).sum(1) for op in ops]
         return torch.stack(counts).sum(0) if counts else self._varying.new_zeros(1)
@@ -230,7 +229,7 @@ class BoxBounds:
 
     relaxation: Relaxation  # By which rows go back
     box: Interval
-    inputs: Known  # Intervals of neurons that are worth being known of the boxes' parts
+    inputs: Intervals  # Intervals of neurons that are worth being known of the boxes' parts
     counts: Tensor  # (m,) int64, for ``BoxBounder.notice``: unstable neurons
     forms: Zonotopes | None = None  # The zonotopes whose intervals the relaxation has, if these are used
     by_intervals: bool = False  # Rows are bounded by the intervals of the last nonlinear op as well
@@ -272,7 +271,7 @@ class RowBounds:
 
 
 def bound_rows(bounds: BoxBounds, rows: PropertyRows, with_sums: bool) -> RowBounds:
-    """Bound the rows of the boxes' properties, and sums of them if they are wanted."""
+    """Bound the rows of the boxes' properties and, with ``with_sums``, sums of them."""
     found = bounds.rows(rows.matrix)
     values, coefficients, influence = below(found.lower - rows.bound), found.coefficients, bounds.influence(found)
     helped = rows.exists.new_zeros((), dtype=torch.long)
@@ -308,7 +307,7 @@ def coefficient_error(network: Network) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Clipped:
-    """The rest of a batch of boxes."""
+    """Remainder of a batch of boxes after clipping."""
 
     lower: Tensor  # (batch, inputs), as ``upper``
     upper: Tensor

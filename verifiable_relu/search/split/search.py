@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from verifiable_relu.bounds.precision import is_covered
-from verifiable_relu.errors import OutOfTime
+from verifiable_relu.errors import OutOfTime, counted
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.ir.network import Network
 from verifiable_relu.ir.transform import without_repeated
@@ -51,7 +51,7 @@ from verifiable_relu.search.split.bounding import (
     clipping_rows,
     coefficient_error,
 )
-from verifiable_relu.settings import neutral
+from verifiable_relu.settings import default_settings
 from verifiable_relu.supervisor.forks import most_shares, run_shares
 from verifiable_relu.supervisor.workers import processor_seconds
 
@@ -69,7 +69,7 @@ Points = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class InputSplit:
-    """``split``: branch and bound on the input box. Of memory, the boxes that wait are not counted."""
+    """``split``: branch and bound on the input box. Waiting boxes do not count towards the memory limit."""
 
     batch: int | None = None  # Most sub-boxes bounded at once; by default as many as suit the device
     max_unstable: int = 512  # Layers with more unstable neurons in a box are not bounded by CROWN there
@@ -77,16 +77,15 @@ class InputSplit:
     attack_every: int = 4  # Boxes are attacked each time this number of steps is done
     box_attack: Pgd = Pgd(steps=10, starts=8)  # noqa: RUF009 -- frozen
     attack_after_boxes: int = 512  # A query that is not through after this number of boxes is attacked as a whole
-    query_attack: Pgd = Pgd(rounds=3, more=128, screened=16384)  # noqa: RUF009 -- frozen
+    query_attack: Pgd = Pgd(rounds=3, later_starts=128, screened_points=16384)  # noqa: RUF009 -- frozen
     share_after_s: float = field(default=0.5, repr=False)  # One process searches alone before others share the boxes
 
     name: ClassVar[str] = "split"
 
     def claims(self, batch: QueryBatch) -> Iterator[tuple[int, Outcome]]:
-        """Answer the queries of a batch (``Verifier.claims``)."""
         done = 0
         for part in batch.batches(lambda network, budget: len(batch.queries)):
-            with neutral(), torch.no_grad():
+            with default_settings(), torch.no_grad():
                 network = without_repeated(part.network)
                 # Bounds are known of the ops of the network that was asked about.
                 device = torch.device(part.budget.device)
@@ -95,7 +94,7 @@ class InputSplit:
             numbers, told = list(part.queries), set[int]()
             while len(search.now.frontier):
                 try:
-                    with neutral(), torch.no_grad():
+                    with default_settings(), torch.no_grad():
                         search.advance()
                     batch.budget.report_progress({"sub-problems": sum(search.now.bounded)})
                 except Exception as error:
@@ -112,7 +111,7 @@ class InputSplit:
 
 @dataclass(eq=False)
 class Progress:
-    """The state of a search, or of the part of it that a copy of the process has."""
+    """Progress of a search, or of the part of it that a copied process has."""
 
     frontier: Stack[SubBoxes]  # The boxes that are open
     margin: Tensor  # (queries,) the least proven one of the boxes that are not open any more, else infinity
@@ -124,7 +123,7 @@ class Progress:
 
 
 class BoxSearch:
-    """The search for the queries of one network, which is given as it is bounded; they have numbers from 0 on here."""
+    """Search of the queries of one network, which are numbered from 0 here."""
 
     def __init__(self, options: InputSplit, batch: QueryBatch, network: Network, known: RootBounds | None) -> None:
         self._options, self._batch, self._budget, self._network = options, batch, batch.budget, network
@@ -133,11 +132,11 @@ class BoxSearch:
         self._charged = self._budget.clock(), processor_seconds()
         device, count = torch.device(self._budget.device), len(self._numbers)
         box = input_box(self._properties, torch.float64, device)
-        self._counted = torch.zeros(network.input_size, dtype=torch.bool, device=device)
-        for places in network.counted.values():
-            self._counted[places] = True
+        self._integer = torch.zeros(network.input_size, dtype=torch.bool, device=device)
+        for places in network.integer_inputs.values():
+            self._integer[places] = True
         moving = varies(box.lower, box.upper).any(0)
-        self._points = bool(self._counted.any() and (self._counted | ~moving).all())
+        self._points = bool(self._integer.any() and (self._integer | ~moving).all())
         self._processes = most_shares(self._budget.processes) if device.type == "cpu" else 1
         # In each process, half for the boxes, half for the rows that are bounded.
         memory, neurons = self._budget.memory // (2 * self._processes), sum(op.size for op in network.ops)
@@ -162,7 +161,7 @@ class BoxSearch:
         self._charge(self.now.open)
 
     def advance(self) -> None:
-        """Go on by a step, or in several processes; then close the queries that are through or out of time."""
+        """Take a step, or go on in several processes; then decide the queries without open boxes or time."""
         shared = self._processes > 1 and len(self.now.frontier) >= self._processes * self.bounder.batch
         if shared and time.perf_counter() > self._alone:
             self._share()
@@ -173,17 +172,17 @@ class BoxSearch:
                 margin = float(self.now.margin[local])
                 self.decide(local, Outcome(Verdict.UNSAT, Reason.PROVED, self._options.name, self._trust, margin))
             elif self._left([local]) <= 0:
-                self._time_out(local, f"after {self.now.bounded[local]} boxes, {left} were left")
+                self._time_out(local, f"after {counted(self.now.bounded[local], 'box')}, with {left} left")
         self.drop()
 
     def undecided(self) -> list[int]:
         return [i for i in range(len(self._numbers)) if i not in self.now.outcomes]
 
     def decide(self, local: int, outcome: Outcome) -> None:
-        """Take the outcome of a query, unless it has one."""
+        """Record the outcome of a query, unless it has one."""
         if local not in self.now.outcomes:
             boxes, name = self.now.bounded[local], self._options.name
-            outcome = replace(outcome, method=name, detail=outcome.detail or f"{boxes} boxes")
+            outcome = replace(outcome, method=name, detail=outcome.detail or counted(boxes, "box"))
             self.now.outcomes[local] = replace(outcome, seconds={name: self._seconds[local]}, subproblems=boxes)
 
     def drop(self) -> None:
@@ -197,7 +196,7 @@ class BoxSearch:
             self.now.open = [0 if local in gone else left for local, left in enumerate(self.now.open)]
 
     def _time_out(self, local: int, where: str) -> None:
-        detail = f"the budget ran out {where}"
+        detail = f"the time limit was reached {where}"
         self.decide(local, Outcome.unknown(Reason.TIMEOUT, self._options.name, detail))
 
     def _left(self, members: Sequence[int]) -> float:
@@ -212,7 +211,7 @@ class BoxSearch:
         return found
 
     def _share(self) -> None:
-        """Go on with all boxes in several processes, until one of these has none left."""
+        """Search all boxes in several processes until one of these has none left."""
         began = time.perf_counter()
         self.now.frontier, *hands = self.now.frontier.deal(self._processes)
         self.now.open = self._open_boxes()
@@ -247,7 +246,7 @@ class BoxSearch:
                 break
 
     def _go_on_elsewhere(self, boxes: Stack[SubBoxes], place: int, pause: Callable[[], bool]) -> Progress:
-        """Go on with some boxes in a copy of the process that has all; returns the progress made."""
+        """Search some boxes in a copy of the process; returns the progress made."""
         before, count = self.now, len(self._numbers)
         # Numbers of boxes are this copy's own.
         margin, number = torch.full_like(before.margin, torch.inf), before.number + (place << 40)
@@ -260,7 +259,7 @@ class BoxSearch:
         return replace(self.now, outcomes=new)
 
     def _step(self) -> None:
-        """Bound one batch of the last boxes, and put what is left back, halved.
+        """Bound a batch of the last boxes, and push the halves of what remains.
 
         No query is *unsat* by this alone: other processes may have boxes of it.
         """
@@ -274,11 +273,11 @@ class BoxSearch:
         except OutOfTime:
             # These boxes are not open any more, and nothing is known of them.
             for local in boxes.owner.unique().tolist():
-                self._time_out(local, f"in {self.now.bounded[local]} boxes")
+                self._time_out(local, f"in {counted(self.now.bounded[local], 'box')}")
         self.drop()
 
     def _bound(self, boxes: SubBoxes, stop: Callable[[], bool]) -> None:
-        """Drop of these boxes those that are proved, and put the others back, clipped and halved.
+        """Bound boxes, drop those that are proved, and push the halves of the others, clipped.
 
         Raises:
             OutOfTime: if the time of their queries ends meanwhile; then none was put back.
@@ -292,7 +291,7 @@ class BoxSearch:
         proved = margins > 0
         clipped = clip(box, found.rows, found.values, found.coefficients, self._error)
         self.now.margin.scatter_reduce_(0, boxes.owner, torch.where(proved, margins, clipped.margin), "amin")
-        rest = replace(boxes, lower=clipped.lower, upper=clipped.upper).whole(self._counted)
+        rest = replace(boxes, lower=clipped.lower, upper=clipped.upper).whole(self._integer)
         left = ~(proved | clipped.empty | (rest.lower > rest.upper).any(1))
         stuck = left & (self._score(rest, found.influence).amax(1) <= 0)
         left = left & ~stuck
@@ -331,9 +330,9 @@ class BoxSearch:
             self._halve(replace(rest[chosen], within=within), found.influence[chosen], cuts)
 
     def _halve(self, boxes: SubBoxes, influence: Tensor, cuts: int) -> None:
-        """Put boxes back, each cut along its most influential inputs."""
+        """Push the parts of boxes, each cut along its most influential inputs."""
         for _ in range(cuts):
-            parent, boxes = boxes, boxes.halves(self._score(boxes, influence).argmax(1), self._counted, self.now.number)
+            parent, boxes = boxes, boxes.halves(self._score(boxes, influence).argmax(1), self._integer, self.now.number)
             self.now.number += len(boxes)
             influence = influence.repeat(2, 1)
             if self._observer is not None:
@@ -341,13 +340,13 @@ class BoxSearch:
         self.now.frontier.push(boxes)
 
     def _score(self, boxes: SubBoxes, influence: Tensor) -> Tensor:
-        """The promise of halving each input, (boxes, inputs); not positive where it cannot be halved."""
+        """Return scores of halving each input, (boxes, inputs); not positive where it cannot be halved."""
         width = boxes.upper - boxes.lower
         score = influence * width + _TIE * width
         # Linear bounds hardly tell what whole numbers are worth; there are few, and they go first.
-        score = torch.where(self._counted, score + score.amax(1, keepdim=True), score)
+        score = torch.where(self._integer, score + score.amax(1, keepdim=True), score)
         # Ends that were rounded outward may differ where an input has one value.
-        return torch.where((width > 0) & (self._counted | (not self._points)), score, -1.0)
+        return torch.where((width > 0) & (self._integer | (not self._points)), score, -1.0)
 
     def _try_points(self, boxes: SubBoxes, direction: Tensor, rows: PropertyRows) -> list[Points]:
         """Try the corner of each box against a direction (boxes, inputs), and the centre."""
@@ -373,10 +372,10 @@ class BoxSearch:
             self._charge([int(local in members) for local in range(len(self._numbers))])
 
     def _try_all(self, boxes: SubBoxes) -> None:
-        """Try every point of boxes in which whole numbers alone count, where these are not too many."""
-        boxes = boxes.whole(self._counted)
+        """Try every point of boxes whose inputs matter only through whole numbers, if these are few."""
+        boxes = boxes.whole(self._integer)
         for low, high, local in zip(boxes.lower, boxes.upper, boxes.owner.tolist(), strict=True):
-            places = ((low < high) & self._counted).nonzero().squeeze(1).tolist()
+            places = ((low < high) & self._integer).nonzero().squeeze(1).tolist()
             sizes = [int(size) + 1 for size in (high - low)[places].tolist()]
             owner = boxes.owner.new_tensor([local])
             stop, count, rows = self._stop([local]), math.prod(sizes), self._rows.take(owner)
@@ -393,7 +392,7 @@ class BoxSearch:
                 self._claim(owner, points[least], margins[least])
 
     def _claim(self, owner: Tensor, points: Tensor, margins: Tensor) -> None:
-        """Decide queries ``owner`` by points (count, inputs) whose margins (count,) seem not to be positive."""
+        """Claim *sat* for queries ``owner`` at points (count, inputs) with margins (count,) at most 0."""
         for number in (margins <= 0).nonzero().squeeze(1).tolist():
             local = int(owner[number])
             if local not in self.now.outcomes:
@@ -403,7 +402,7 @@ class BoxSearch:
                     self.decide(local, found)
 
     def _charge(self, worked: Sequence[int]) -> None:
-        """Charge the time since the last charge to queries, by how many of ``worked`` boxes they have."""
+        """Charge the time since the last charge to queries, in proportion to their ``worked`` boxes."""
         before, self._charged = self._charged, (self._budget.clock(), processor_seconds())
         elapsed, used = (now - then for now, then in zip(self._charged, before, strict=True))
         for local, count in enumerate(worked):

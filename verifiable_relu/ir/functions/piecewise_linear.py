@@ -6,7 +6,7 @@ the chord. CROWN's choice for the former is the slope that leaves less area: tha
 
 **Offsets.** f(x) − s·x is linear on both sides of 0 and 0 at 0, so that its extremes on [min(l, 0), max(u, 0)] are 0
 and the values at both ends, (1 − s)·u and (a − s)·l. Each is a product of one difference: off by two units of roundoff
-of itself, and what underflow takes. Where s lies between a and 1, the extreme on one side is 0 without rounding.
+of itself, and by underflow. Where s lies between a and 1, the extreme on one side is 0 without rounding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from verifiable_relu.rounding import (
 
 
 @dataclass(frozen=True, eq=False)
-class Kinked(Function):
+class PiecewiseLinear(Function):
     """f(x) = max(x, 0) + slope_below·min(x, 0).
 
     Attributes:
@@ -55,7 +55,7 @@ class Kinked(Function):
         return {} if self.flat_below else {"slope_below": self.slope_below}
 
     def select(self, index: Tensor) -> Function:
-        return Kinked(self.slope_below[index.to(self.slope_below.device)]) if self.slope_below.ndim else self
+        return PiecewiseLinear(self.slope_below[index.to(self.slope_below.device)]) if self.slope_below.ndim else self
 
     def _below(self, like: Tensor) -> Tensor:
         """Return the slope in the dtype and on the device of a tensor."""
@@ -72,7 +72,7 @@ class Kinked(Function):
 
     def exact(self, x: Dyadic, denominator: int) -> Dyadic:
         positive, negative = (Dyadic(part(x.numbers, 0), x.exponent) for part in (np.maximum, np.minimum))
-        return positive + Dyadic.of(self.slope_below.detach().cpu().numpy()) * negative
+        return positive + Dyadic.from_floats(self.slope_below.detach().cpu().numpy()) * negative
 
     def enclose(self, x: np.ndarray, error: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
         below = self.slope_below.detach().cpu().numpy().astype(x.dtype)
@@ -111,7 +111,7 @@ class Kinked(Function):
         return Interval(slopes.amin(0), slopes.amax(0))
 
     def slopes(self, x: Interval, chosen_by: Interval | None = None) -> tuple[Tensor, Tensor]:
-        """Return slopes: ``chosen_by`` decides between both slopes at the kink, and ``x`` makes the chord."""
+        """Return slopes of both bounds: ``chosen_by`` decides between the slopes at the kink, ``x`` gives the chord."""
         lo, hi, chord = self._chord(x)
         by = x if chosen_by is None else chosen_by
         steep = (hi > 0) & ((by.upper > -by.lower) | (lo >= 0))
@@ -155,7 +155,7 @@ class Kinked(Function):
         return self._beyond(x, below - slope, 1 - slope, 1).masked_fill(through_kink, 0)
 
     def _beyond(self, x: Interval, left: Tensor, right: Tensor, sign: int) -> Tensor:
-        """Return ±the largest of left·l, right·u and 0, moved outward: how far s·x leaves f on the wrong side.
+        """Return ± the largest of left·l, right·u and 0, moved outward: the most by which s·x violates the bound.
 
         The derivative by the slope is that at an end, and 0 where no end is beyond the line.
         """
