@@ -135,7 +135,7 @@ class Environment:
         subprocess.run([*command, *arguments], cwd=ROOT, env=environment, check=True, stdout=to, stderr=output)
 
     def variables(self, **extra: str) -> dict[str, str]:
-        """The variables of this process with the environment active."""
+        """Return the variables of this process with the environment active."""
         path = os.pathsep.join([str(self.programs), os.environ.get("PATH", "")])
         variables = {**os.environ, "VIRTUAL_ENV": str(self.folder), "PATH": path, **extra}
         # Byte code that is not kept would be compiled anew by every process, that of torch in several seconds.
@@ -148,7 +148,7 @@ NEWEST = Environment(ROOT / ".venv-newest", pinned=False)
 
 
 def fingerprint() -> str:
-    """What an environment depends on, as a digest."""
+    """Return a digest of all that an environment depends on."""
     state = hashlib.sha256(sys.version.encode())
     for name in ("pyproject.toml", "constraints.txt", "dev.py"):
         state.update((ROOT / name).read_bytes())
@@ -156,7 +156,7 @@ def fingerprint() -> str:
 
 
 def needed(command: Sequence[str]) -> set[str]:
-    """The extras that a command needs, as far as its words tell: ``python -m verifiable_relu.train`` needs ``data``."""
+    """Return the extras that a command is known to need: ``python -m verifiable_relu.train`` needs ``data``."""
     words = (re.split(r"[./\\]", word.removeprefix("verifiable_relu."))[0] for word in command[:3])
     return {extra for word in words for extra in NEEDED.get(word, ())}
 

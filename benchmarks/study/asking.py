@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.common.records import Record
 from benchmarks.study.suite import INT8, Method
 from benchmarks.study.training import images_of
-from verifiable_relu.campaign.inputs import believe
+from verifiable_relu.campaign.inputs import compare_on_boxes
 from verifiable_relu.data import Dataset
 from verifiable_relu.execution.model import as_executed
 from verifiable_relu.ir.network import Network
@@ -92,7 +92,7 @@ def network_of(onnx: Path, arithmetic: str, source: str, image: int, eps: str) -
     network, new = _network(onnx, arithmetic)
     if new:
         new.clear()
-        believe(network, (ball(images_of(source), image, eps, network.output_size),), onnx)
+        compare_on_boxes(network, (ball(images_of(source), image, eps, network.output_size),), onnx)
     return network
 
 

@@ -19,7 +19,7 @@ from benchmarks.common.script import RUNS
 from benchmarks.training.policies_games import GAMES, Game
 from benchmarks.training.policies_loop import reached
 from benchmarks.training.policies_playing import EARLY, Settings, late, played, trained
-from verifiable_relu import Around, verify, verify_properties
+from verifiable_relu import Perturbation, verify, verify_properties
 from verifiable_relu.bounds.change import substitution_change
 from verifiable_relu.ir.interval import Interval
 from verifiable_relu.nn import substitute_relu
@@ -151,9 +151,8 @@ def asked(policy: nn.Module, title: Mapping[str, Any], arm: str) -> Record:
     balls = {}
     for radius in RADII:
         eps = [Fraction(radius) * Fraction(str(scale)) for scale in game.scales]
-        found = verify(
-            network, states, labels, np.array([eps], dtype=object), timeout=LIMIT, around=Around(clip=(-1000, 1000))
-        )
+        ball = Perturbation(clip=(-1000, 1000))
+        found = verify(network, states, labels, np.array([eps], dtype=object), timeout=LIMIT, perturbation=ball)
         balls[radius] = [result.verdict.value for result in found]
     return {
         "return": seen.mean,

@@ -37,8 +37,8 @@ UNCHANGED = "as it is"
 WITHOUT: tuple[tuple[str, Any], ...] = (
     ("ascent_steps", 0),
     ("search.steps", 0),
-    ("search.adaptive", 0),
-    ("search.stalled", 0.0),
+    ("search.adaptive_neurons", 0),
+    ("search.finish_below_blame", 0.0),
     ("schedule.refinement", None),
     ("schedule.improve", None),
     ("search.batch", 16),

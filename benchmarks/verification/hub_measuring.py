@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from benchmarks.common.records import Record
 from benchmarks.verification.hub_kinds import CHANNELS, CLASSES, KINDS, LENGTH, SIZE, WORDS, Kind
 from verifiable_relu import harden, verify, verify_change
-from verifiable_relu.api import Around
+from verifiable_relu.api import Perturbation
 from verifiable_relu.errors import UnsupportedError
 from verifiable_relu.ir.network import Network
 from verifiable_relu.nn import Embedded
@@ -68,7 +68,7 @@ def measured(name: str, seed: int, radii: Sequence[str], methods: Sequence[str],
         stage = "hardening"
         took = timer()
         batches = list(zip(inputs.split(BATCH), classes.split(BATCH), strict=True))
-        hardened = harden(model, batches, epochs=EPOCHS, patience=PATIENCE)
+        hardened = harden(model, batches, epochs=EPOCHS, change_timeout=PATIENCE)
         change = hardened.change
         found |= {
             "hardening": took(),
@@ -169,7 +169,7 @@ def run(path: Path, x: np.ndarray) -> np.ndarray:
 def question(path: Path, x: Tensor, label: int, eps: str, method: str, timeout: float, kind: Kind) -> Record:
     """What a method says of a ball around an input in which the file is to keep its class."""
     took = timer()
-    (result,) = verify(path, x, [label], eps, method, timeout, around=Around(clip=CLIP[bool(kind.words)]))
+    (result,) = verify(path, x, [label], eps, method, timeout, perturbation=Perturbation(clip=CLIP[bool(kind.words)]))
     margin = result.margin if result.margin is not None and math.isfinite(result.margin) else None
     seconds = took()
     return {"answer": result.answer, "reason": str(result.reason), "margin": margin, "seconds": seconds}
