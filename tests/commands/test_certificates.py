@@ -80,7 +80,7 @@ def test_joint_verdicts_get_certificates_for_the_whole_family(
     with (folder / "certificates.csv").open() as file:
         (line,) = csv.DictReader(file)
     assert "λ ≥ 160, 160," in line["detail"]
-    assert b'"joint": ["160", "160"]' in gzip.decompress((folder / line["certificate"]).read_bytes())
+    assert b'"family": ["160", "160"]' in gzip.decompress((folder / line["certificate"]).read_bytes())
 
 
 @pytest.mark.parametrize("asked", [["--family", "500"], ["--arithmetic", "float32"]])

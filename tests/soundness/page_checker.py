@@ -178,7 +178,7 @@ def check(certificate: bytes, network: bytes, prop: bytes) -> str:
     """
     first, *found, last = read_records(certificate)
     need(last == {"end": len(found) + 1} and type(last["end"]) is int, "no end")
-    if {"arithmetic", "joint", "other", "pairs"} & set(first):
+    if {"arithmetic", "family", "other", "pairs"} & set(first):
         raise Unsupported("an arithmetic, a family or two networks")
     keys(first, "certificate", "claim", "network", "property", "says")
     need(first["certificate"] == 6 and type(first["certificate"]) is int, "another version")

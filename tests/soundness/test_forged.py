@@ -217,9 +217,9 @@ def rewritten(change: dict[str, Any]) -> bytes:
         ({"claim": "sat"}, "record of point"),
         ({"arithmetic": "float8"}, "not known"),
         ({"arithmetic": ["float32"]}, "not known"),
-        ({"arithmetic": "float16", "joint": ["2", "2"]}, "no family"),
-        ({"joint": ["1/2"]}, "a hardness from 1 on"),
-        ({"joint": ["2", "2"]}, "a hardness from 1 on"),
+        ({"arithmetic": "float16", "family": ["2", "2"]}, "no family"),
+        ({"family": ["1/2"]}, "a hardness from 1 on"),
+        ({"family": ["2", "2"]}, "a hardness from 1 on"),
         ({"other": "0" * 64, "pairs": [[0, 0]]}, "a record of certificate"),
     ],
     ids=str,
@@ -234,7 +234,7 @@ def test_claims_about_other_files_and_unknown_things_are_refused(
     ("keys", "true", "false"),
     [
         # x·Φ(λx) + |x|/2 …: at x = 0.6/λ a λ-GELU of x and of −x add up to less than |x|.
-        ({"joint": ["8"]}, {"joint": ["8"]}, {"joint": ["1"]}),
+        ({"family": ["8"]}, {"family": ["8"]}, {"family": ["1"]}),
         ({"arithmetic": "float32"}, {"arithmetic": "float32"}, {"arithmetic": "bfloat16"}),
         ({"arithmetic": "float32"}, {}, {"arithmetic": "float16"}),
     ],

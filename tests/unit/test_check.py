@@ -463,7 +463,7 @@ def test_the_command_says_in_a_line_what_it_finds(tmp_path: Path, capsys: pytest
         "another network": {"network": "0"},
         "is neither": {"claim": "maybe"},
         "arithmetic": {"arithmetic": "int8"},
-        "hardness": {"joint": ["1", "1"]},
+        "hardness": {"family": ["1", "1"]},
     }
     for said, keys in refused.items():
         assert run(**keys)[0] == 1 and said in run(**keys)[1]
@@ -494,7 +494,7 @@ def test_points_are_evaluated(tmp_path: Path) -> None:
         assert main(files(tmp_path, PROPERTY.format(most), [{"point": [point]}], claim="sat")) == status
 
 
-@pytest.mark.parametrize("given", [{"joint": ["3/2"]}, {"arithmetic": "float32"}, {"arithmetic": "bfloat16"}])
+@pytest.mark.parametrize("given", [{"family": ["3/2"]}, {"arithmetic": "float32"}, {"arithmetic": "bfloat16"}])
 def test_families_and_arithmetics_are_further_from_the_threshold(given: dict[str, Any], tmp_path: Path) -> None:
     """ReLU(x) + ReLU(−x) + 1/2 is 1/2 at 0; what runs, and λ-GELUs, may be a little less by what is known of each."""
 
@@ -506,7 +506,7 @@ def test_families_and_arithmetics_are_further_from_the_threshold(given: dict[str
         return main(files(tmp_path, PROPERTY.format(most), tree, **keys)) == 0
 
     assert not accepted("0.5") and not accepted("0.49999999")
-    assert accepted("0.05" if "joint" in given else "0.45")
+    assert accepted("0.05" if "family" in given else "0.45")
     keys.clear()
     assert accepted("0.49999999")
 

@@ -138,12 +138,12 @@ def test_one_certificate_of_the_whole_way(files: tuple[Path, Path], tmp_path: Pa
     assert "in float32, and in real arithmetic" in said and "λ ≥ 30, 30" in said and "with the other network" in said
     records = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     forged = tmp_path / "forged"
-    for change in ({"arithmetic": "bfloat16"}, {"joint": ["30"]}, {"joint": ["30", "1/2"]}, {"other": "0" * 64}):
+    for change in ({"arithmetic": "bfloat16"}, {"family": ["30"]}, {"family": ["30", "1/2"]}, {"other": "0" * 64}):
         forged.write_bytes("\n".join(json.dumps(r) for r in [records[0] | change, *records[1:]]).encode())
         with pytest.raises((Refused, BadInput)):
             check(forged, files[0], spec, None, pruned)
     # Of λ from 1 on the same bounds are no bounds.
-    forged.write_bytes("\n".join(json.dumps(r) for r in [records[0] | {"joint": ["1", "1"]}, *records[1:]]).encode())
+    forged.write_bytes("\n".join(json.dumps(r) for r in [records[0] | {"family": ["1", "1"]}, *records[1:]]).encode())
     with pytest.raises(Refused):
         check(forged, files[0], spec, None, pruned)
     for model, more in (
@@ -236,7 +236,7 @@ def test_a_gelu_that_runs_has_to_be_a_member_of_its_family(tmp_path: Path) -> No
     (path,) = folder.glob("*.jsonl.gz")
     assert "λ ≥ 1," in check(path, net, spec, "float32")
     first, *rest = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    path.write_bytes("\n".join(json.dumps(r) for r in [first | {"joint": ["160"]}, *rest]).encode())
+    path.write_bytes("\n".join(json.dumps(r) for r in [first | {"family": ["160"]}, *rest]).encode())
     with pytest.raises(Refused, match="no member"):
         check(path, net, spec, "float32")
 

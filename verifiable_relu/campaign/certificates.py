@@ -242,6 +242,6 @@ def _pairs(networks: Sequence[Network], subject: Subject) -> list[tuple[int, int
     assert subject.other is not None
     ends = [np.zeros(networks[0].input_size), np.ones(networks[0].input_size)]
     alone = replace(subject, other=None)
-    graphs = alone.graph(), replace(alone, network=subject.other, joint=()).graph()
+    graphs = alone.graph(), replace(alone, network=subject.other, lambdas=()).graph()
     one, other = (Numbering(graph, network, False, *ends) for graph, network in zip(graphs, networks, strict=True))
     return [(one[first].number, other[second].number) for second, first in matched(networks[0], networks[1]).items()]

@@ -57,15 +57,15 @@ def check(certificate: Path, net: Path, spec: Path, arithmetic: str | None = Non
 
 def _checked(records: Records, files: dict[str, bytes], paths: dict[str, Any], arithmetic: str | None) -> str:
     two = "other" in files
-    keys = ("certificate", "claim", "says", *files, *(("pairs",) if two else ()), "joint", "arithmetic")
+    keys = ("certificate", "claim", "says", *files, *(("pairs",) if two else ()), "family", "arithmetic")
     given = dict(zip(keys, records.take(*keys[:-2], optional=keys[-2:]), strict=True))
     _require_header(given, files, arithmetic)
-    running, joint = ARITHMETICS.get(given["arithmetic"]), given["joint"]
+    running, lambdas = ARITHMETICS.get(given["arithmetic"]), given["family"]
     graph = _named(paths["network"], read_model, files["network"], running)
-    if joint is not None:
+    if lambdas is not None:
         unknown = running is not None and running.result
         Refused.when(unknown, "no family is known in an arithmetic in which stored weights are rounded")
-        graph = graph.hardened([rational(value) for value in listed(joint)], running is not None)
+        graph = graph.hardened([rational(value) for value in listed(lambdas)], running is not None)
     if two:
         second = _named(paths["other"], read_model, files["other"], running)
         counted = [len(each.activations) for each in (graph, second)]
@@ -100,17 +100,17 @@ def _require_header(given: dict[str, Any], files: dict[str, bytes], arithmetic: 
     Refused.when(ran is not None and str(ran) not in ARITHMETICS, "the arithmetic is not known")
     expected = arithmetic in (None, ran or "real")
     Refused.when(not expected, f"it is about {str(ran or 'real')[:20]} arithmetic, not about {arithmetic}")
-    more = ran is not None or given["joint"] is not None or "other" in files
+    more = ran is not None or given["family"] is not None or "other" in files
     Refused.when(claim == "sat" and more, "a claim of sat is about one network in real arithmetic")
 
 
 def _claimed(given: dict[str, Any], two: bool) -> str:
-    joint, ran = given["joint"], given["arithmetic"]
+    lambdas, ran = given["family"], given["arithmetic"]
     subject, stored = "the pair of networks" if two else "the network", "in real arithmetic on the stored weights"
     whom = f"no evaluation of {subject} in {ran}" if ran else f"{stored} {subject}"
-    if joint is not None:
+    if lambdas is not None:
         whom = f"{whom}, and {stored} no" if ran else f"{stored} every"
-        whom += f" network with ReLU or λ-GELU, λ ≥ {', '.join(joint)}, in the place of its activations"
+        whom += f" network with ReLU or λ-GELU, λ ≥ {', '.join(lambdas)}, in the place of its activations"
         whom += f"{', with the other network' * two},"
     return f"unsat: {whom} maps {'any' if ran else 'no'} point of the property's boxes into its unsafe set"
 

@@ -26,13 +26,13 @@ VERSION = 6
 _SAYS = {
     "unsat": "No point of the property's boxes is mapped into its unsafe set by the network's stored weights "
     "in real arithmetic.",
-    "joint": "No point of the property's boxes is mapped into its unsafe set by any network that has ReLU or λ-GELU, "
-    "λ at least its number in 'joint', in the place of each activation, and the other weights as stored, in real "
+    "family": "No point of the property's boxes is mapped into its unsafe set by any network that has ReLU or λ-GELU, "
+    "λ at least its number in 'family', in the place of each activation, and the other weights as stored, in real "
     "arithmetic.",
     "runs": "No point of the property's boxes is mapped into its unsafe set by any evaluation of the network in the "
     "arithmetic of 'arithmetic'.",
     "two": "No point of the property's boxes is mapped into its unsafe set, of the outputs of both networks, the first "
-    "one's before the other's; 'joint' and 'arithmetic' say what else is meant.",
+    "one's before the other's; 'family' and 'arithmetic' say what else is meant.",
     "sat": "The point is in a box of the property, and the network's stored weights map it into the unsafe set "
     "in real arithmetic.",
 }
@@ -44,7 +44,7 @@ class Subject:
 
     Attributes:
         network, prop: the bytes of the ONNX and the VNN-LIB file, unpacked.
-        joint: of a family, the least λ of each activation.
+        lambdas: of a family, the least λ of each activation.
         arithmetic: of what runs the network.
         other: the second network's file, of two networks.
         pairs: activations of both that stand next to each other, by number.
@@ -52,7 +52,7 @@ class Subject:
 
     network: bytes
     prop: bytes
-    joint: Sequence[Fraction] = ()
+    lambdas: Sequence[Fraction] = ()
     arithmetic: str = "real"
     other: bytes | None = None
     pairs: Sequence[tuple[int, int]] = ()
@@ -60,8 +60,8 @@ class Subject:
     def graph(self) -> Graph:
         """Return the network, or both, as a checker reads them, without the rounding of what runs."""
         graph = read_model(self.network, ARITHMETICS.get(self.arithmetic))
-        if self.joint:
-            graph = graph.hardened(list(self.joint), self.arithmetic != "real")
+        if self.lambdas:
+            graph = graph.hardened(list(self.lambdas), self.arithmetic != "real")
         if self.other is None:
             return graph
         return joined(graph, read_model(self.other, ARITHMETICS.get(self.arithmetic)), list(self.pairs))
@@ -83,8 +83,8 @@ def write_unsat(path: Path, subject: Subject, queries: Sequence[Query], numbers:
     head = _head("unsat", subject)
     if subject.arithmetic != "real":
         head |= {"says": _SAYS["runs"], "arithmetic": subject.arithmetic}
-    if subject.joint:
-        head |= {"says": _SAYS["joint"], "joint": [str(value) for value in subject.joint]}
+    if subject.lambdas:
+        head |= {"says": _SAYS["family"], "family": [str(value) for value in subject.lambdas]}
     if subject.other is not None:
         digest = hashlib.sha256(subject.other).hexdigest()
         head |= {"says": _SAYS["two"], "other": digest, "pairs": [list(pair) for pair in subject.pairs]}
