@@ -88,7 +88,7 @@ def overview() -> str:
     parts += [text(450, 38, "2  Harden to ReLU", "title"), axes(375, 50)]
     for lam, opacity in ((1.0, 0.3), (2.0, 0.5), (5.0, 0.75)):
         parts.append(curve(375, 50, [(x, gelu(x, lam)) for x in xs], "smooth", opacity))
-    parts += [curve(375, 50, relu, "sharp"), text(450, 215, "λ → 160, then max(x, 0): same accuracy", "small")]
+    parts += [curve(375, 50, relu, "sharp"), text(450, 215, "λ → 160, then max(x, 0): little changes", "small")]
     parts += [text(755, 38, "3  Certify", "title")]
     parts += [
         '<rect class="box" x="642" y="92" width="58" height="58"/>',
